@@ -1,0 +1,87 @@
+"""HIQCACHE_* environment variables, read once into a frozen Settings."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hiqcache.codecs import CODEC_NAMES
+
+PREFIX = "HIQCACHE_"
+
+#: The name of the codec that leaves SGLang's own host pool in place.
+STOCK = "bf16"
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "HIQCACHE_CODEC": (STOCK, *CODEC_NAMES),
+    "HIQCACHE_TRANSFER": ("auto", "fused", "mover", "torch"),
+    "HIQCACHE_SIZING": ("bytes", "tokens"),
+    "HIQCACHE_METRICS": ("1", "0"),
+}
+
+
+class SettingsError(ValueError):
+    """A HIQCACHE_ variable has an unknown name or value; the text says what it may be."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator asked for.
+
+    codec: ``bf16`` keeps SGLang's own pool; any other name is a codec of ``hiqcache.codecs``.
+    transfer: ``auto`` picks fused on CUDA and torch elsewhere.
+    sizing: what ``--hicache-ratio`` fixes. ``bytes``: the pool takes the bytes that SGLang's own
+        pool would have taken, and holds more tokens. ``tokens``: it holds the tokens that SGLang's
+        own pool would have held, in fewer bytes. ``--hicache-size`` means bytes either way.
+    metrics: whether the exporter runs.
+    """
+
+    codec: str = STOCK
+    transfer: str = "auto"
+    sizing: str = "bytes"
+    metrics: bool = True
+
+    @property
+    def quantises(self) -> bool:
+        """Whether L2 is stored in another format than the GPU's."""
+        return self.codec != STOCK
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read every HIQCACHE_ variable of ``env`` (default: os.environ).
+
+        Raises SettingsError for a name or a value that does not exist.
+        """
+        env = os.environ if env is None else env
+        given: dict[str, str] = {}
+        for name in sorted(n for n in env if n.startswith(PREFIX)):
+            if name not in VALUES:
+                close = difflib.get_close_matches(name, VALUES, n=1)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise SettingsError(
+                    f"{name} is no HiQCache setting.{hint} Known: {', '.join(VALUES)}. "
+                    "Unset it or correct its name."
+                )
+            value = env[name].strip().lower()
+            if not value:
+                continue
+            if value not in VALUES[name]:
+                raise SettingsError(
+                    f"{name}={env[name]!r}: it must be one of {', '.join(VALUES[name])}."
+                )
+            given[name] = value
+        settings = cls(
+            codec=given.get("HIQCACHE_CODEC", STOCK),
+            transfer=given.get("HIQCACHE_TRANSFER", "auto"),
+            sizing=given.get("HIQCACHE_SIZING", "bytes"),
+            metrics=given.get("HIQCACHE_METRICS", "1") == "1",
+        )
+        if not settings.quantises and settings.transfer != "auto":
+            raise SettingsError(
+                f"HIQCACHE_TRANSFER={settings.transfer} does nothing with HIQCACHE_CODEC={STOCK}, "
+                "which keeps SGLang's own transfers. Set HIQCACHE_CODEC "
+                f"({', '.join(CODEC_NAMES)}) or unset HIQCACHE_TRANSFER."
+            )
+        return settings
