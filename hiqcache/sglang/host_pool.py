@@ -1,0 +1,261 @@
+"""The host pools: quantised rows, and plain copies for machines without SGLang's kernels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
+from sglang.srt.mem_cache.pool_host.base import sync_fixed_hicache_size
+from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.runtime_context import get_memory
+
+from hiqcache.codecs import get_codec
+from hiqcache.record import RecordLayout
+from hiqcache.settings import Settings
+from hiqcache.sglang.support import (
+    UnsupportedError,
+    order_of,
+    require_codec,
+    require_no_storage,
+    require_plain_buffers,
+    require_supported_sglang,
+    require_transfer,
+)
+from hiqcache.sglang.transfer import build_transfer
+from hiqcache.transfers.base import Arena
+
+logger = logging.getLogger(__name__)
+
+
+class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
+    """A host pool whose rows are a codec's codes and scales.
+
+    Slots, eviction and the radix cache above it are SGLang's. ``kv_buffer`` is one uint8 arena
+    ``[page_num * page_bytes]`` from SGLang's own allocator, laid out by ``layout_of_records``.
+    Raises UnsupportedError for what it does not serve.
+    """
+
+    def __init__(
+        self,
+        buffer_info: MHABufferInfo,
+        host_to_device_ratio: float,
+        host_size: float,
+        page_size: int,
+        layout: str,
+        pin_memory: bool = True,
+        device: str = "cpu",
+        allocator_type: str = "default",
+        *,
+        device_capacity_tokens: int,
+        start_layer: int,
+        end_layer: int,
+        draft_buffer_infos: Sequence[MHABufferInfo] = (),
+        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None,
+        pool_label: str = "kv",
+        host_token_capacity: int | None = None,
+    ) -> None:
+        self.settings = Settings.from_env()
+        require_supported_sglang()
+        require_no_storage(get_memory().hicache_storage_backend)
+        require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
+        require_codec(self.settings.codec, buffer_info.head_num, buffer_info.head_dim)
+        self.codec = get_codec(self.settings.codec)
+        self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
+        self.layout_of_records = RecordLayout(
+            end_layer - start_layer,
+            page_size,
+            *self.codec.row_formats(buffer_info.head_num, buffer_info.head_dim),
+            order_of(layout),
+            "padded" if self.transfer_name == "mover" else "packed",
+        )
+        if host_size <= 0 and host_token_capacity is None and self.settings.sizing == "bytes":
+            host_token_capacity = self._capacity_in_stock_bytes(
+                buffer_info, int(device_capacity_tokens * host_to_device_ratio)
+            )
+        super().__init__(
+            buffer_info,
+            host_to_device_ratio,
+            host_size,
+            page_size,
+            layout,
+            pin_memory and buffer_info.device.type != "cpu",
+            device,
+            allocator_type,
+            device_capacity_tokens=device_capacity_tokens,
+            start_layer=start_layer,
+            end_layer=end_layer,
+            write_back_staging=write_back_staging,
+            pool_label=pool_label,
+            host_token_capacity=host_token_capacity,
+        )
+        logger.info(
+            "HiQCache: host pool %s holds %d tokens as %s (%s transfer), %d B a token where "
+            "SGLang's own rows take %d B: %.3f times the tokens in the same bytes.",
+            pool_label,
+            self.size,
+            self.codec.name,
+            self.transfer_name,
+            self.layout_of_records.bytes_per_token,
+            super().get_size_per_token(),
+            super().get_size_per_token() / self.layout_of_records.bytes_per_token,
+        )
+
+    def _capacity_in_stock_bytes(self, buffer_info: MHABufferInfo, stock_tokens: int) -> int:
+        """Tokens that fit in the bytes of SGLang's own pool of ``stock_tokens``, in whole pages."""
+        layout = self.layout_of_records
+        row = (buffer_info.head_dim + buffer_info.v_head_dim) * buffer_info.head_num
+        stock_page = row * buffer_info.dtype.itemsize * layout.layers * layout.page_size
+        stock_pages = stock_tokens // layout.page_size + 1
+        pages = layout.pages_in(stock_pages * stock_page)
+        # Pipeline stages with other layer counts round differently; SGLang's own agreement on a
+        # size is asked for the minimum. Its second argument only says that bytes were fixed.
+        return sync_fixed_hicache_size(pages * layout.page_size, 1)
+
+    def get_size_per_token(self) -> int:
+        """Bytes of arena a token takes; SGLang sizes, meters and counts transfers by it."""
+        return self.layout_of_records.bytes_per_token
+
+    def get_ksize_per_token(self) -> int:
+        raise NotImplementedError(
+            f"{type(self).__name__}: K rows have no bytes of their own; codes and scales of K and V "
+            "share a page."
+        )
+
+    def init_kv_buffer(self) -> torch.Tensor:
+        """The arena: uint8 ``[page_num * page_bytes]``."""
+        layout = self.layout_of_records
+        arena: torch.Tensor = ALLOC_MEMORY_FUNCS[self._transfer_device.type](
+            (layout.arena_bytes(self.page_num),),
+            dtype=torch.uint8,
+            device=self.device,
+            pin_memory=self.pin_memory,
+            allocator=self.allocator,
+            registration_granularity_bytes=(
+                layout.page_bytes if layout.order == "page_first" else None
+            ),
+        )
+        return arena
+
+    def _initialize_transfer_views(
+        self,
+        buffer_info: MHABufferInfo,
+        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """Build the transfer in place of the stock pool's views; its staging stays unused."""
+        self.transfer = build_transfer(
+            self.transfer_name,
+            self.codec,
+            Arena(self.kv_buffer, self.layout_of_records, self.page_num),
+            self.device_k_buffers,
+            self.device_v_buffers,
+        )
+
+    def backup_from_device_all_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        io_backend: str,
+    ) -> None:
+        """Store the rows ``device_indices`` of every layer into slots ``host_indices``."""
+        self.transfer.backup(host_indices, device_indices)
+
+    def load_to_device_per_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        layer_id: int,
+        io_backend: str,
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        """Restore one layer's slots ``host_indices`` into rows ``device_indices``."""
+        # SGLang asks for layers beyond the target's when a draft model shares the transfer.
+        if is_draft or 0 <= layer_id < self.target_layer_num:
+            self.transfer.restore(layer_id, host_indices, device_indices)
+
+    @property
+    def k_buffer(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    @property
+    def v_buffer(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    def get_hybrid_pool_buffer(self) -> list[torch.Tensor]:
+        raise self._no_plain_rows()
+
+    def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    def get_dummy_flat_data_page(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
+        raise self._no_plain_rows()
+
+    def get_page_buffer_meta(self, indices: torch.Tensor) -> Any:
+        raise self._no_plain_rows()
+
+    def get_split_heads_page_buffer_meta(self, indices: torch.Tensor, split_factor: int) -> Any:
+        raise self._no_plain_rows()
+
+    def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
+        return self.layout_of_records.page_bytes % page_size_bytes == 0
+
+    def _no_plain_rows(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"the host pool holds {self.codec.name} records, and what asked for its rows wants "
+            "SGLang's own (an L3 storage backend, or KV received into host memory). Set "
+            "HIQCACHE_CODEC=bf16 for that."
+        )
+
+
+class MHATokenToKVPoolHostCopy(MHATokenToKVPoolHost):
+    """SGLang's own host pool, moved by plain indexing: for CPUs, which lack sgl_kernel's copies.
+
+    Same bytes, same layouts, same capacity as the stock pool.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["pin_memory"] = False
+        super().__init__(*args, **kwargs)
+
+    def _slots(self, host_indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.layout == "page_first_direct":
+            return (host_indices // self.page_size, host_indices % self.page_size)
+        return (host_indices,)
+
+    def backup_from_device_all_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        io_backend: str,
+    ) -> None:
+        """Copy the rows ``device_indices`` of every layer into slots ``host_indices``."""
+        for layer in range(self.layer_num):
+            slots = self._slots(host_indices)
+            self.k_data_refs[layer][slots] = self.device_k_buffers[layer][device_indices]
+            self.v_data_refs[layer][slots] = self.device_v_buffers[layer][device_indices]
+
+    def load_to_device_per_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        layer_id: int,
+        io_backend: str,
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        """Copy one layer's slots ``host_indices`` into rows ``device_indices``."""
+        if is_draft or 0 <= layer_id < self.target_layer_num:
+            slots = self._slots(host_indices)
+            self.device_k_buffers[layer_id][device_indices] = self.k_data_refs[layer_id][slots]
+            self.device_v_buffers[layer_id][device_indices] = self.v_data_refs[layer_id][slots]

@@ -1,0 +1,110 @@
+"""The entry points that SGLang loads: the general plug-in and the CPU platform.
+
+SGLang runs ``register`` in each of its processes before the engine starts, and swallows whatever
+Exception it raises. A bad setting must stop the server rather than serve BF16 unseen, so it leaves
+by SystemExit, which is no Exception: the server ends with the message before it loads a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from hiqcache.settings import Settings, SettingsError
+from hiqcache.sglang.support import (
+    UnsupportedError,
+    require_no_storage,
+    require_plain_kv_pool,
+    require_supported_sglang,
+)
+
+logger = logging.getLogger(__name__)
+
+CPU_PLATFORM = "hiqcache_cpu"
+
+_ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
+_CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+
+#: Host pools that hold no attention KV, and so stay SGLang's own beside a quantised one.
+_STATE_POOLS = frozenset({"MambaPoolHost"})
+
+
+def cpu_platform() -> str | None:
+    """The CPU platform's class, where SGLANG_PLATFORM names it; None stays out of the way."""
+    if os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
+        return "hiqcache.sglang.cpu_platform.HiQCacheCpuPlatform"
+    return None
+
+
+def register() -> None:
+    """Hook SGLang's choice of host pool. Exits with a message for settings that cannot be served."""
+    try:
+        settings = Settings.from_env()
+        if settings.quantises:
+            require_supported_sglang()
+    except (SettingsError, UnsupportedError) as error:
+        raise SystemExit(f"HiQCache: {error}") from error
+
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if settings.quantises:
+        HookRegistry.register(
+            f"{_ASSEMBLER}.get_mha_host_pool_cls", _quantised_pool, HookType.AROUND
+        )
+        HookRegistry.register(f"{_ASSEMBLER}.build_kv_host_pool", _check_kv_pool, HookType.BEFORE)
+        HookRegistry.register(
+            "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__",
+            _check_host_pool,
+            HookType.BEFORE,
+        )
+        HookRegistry.register(
+            f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE
+        )
+    elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
+        HookRegistry.register(
+            f"{_ASSEMBLER}.get_mha_host_pool_cls", _copying_pool, HookType.AROUND
+        )
+
+
+def _quantised_pool(original: Any, buffer_info: Any) -> type:
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+
+    return MHATokenToKVPoolHostINT8
+
+
+def _copying_pool(original: Any, buffer_info: Any) -> type:
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
+
+    chosen: type = original(buffer_info)
+    return MHATokenToKVPoolHostCopy if chosen is MHATokenToKVPoolHost else chosen
+
+
+def _check_kv_pool(**kwargs: Any) -> None:
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import is_mla_pool
+
+    kv_pool, use_mla = kwargs["kv_pool"], kwargs.get("use_mla")
+    require_plain_kv_pool(
+        kv_pool,
+        is_mla_pool(kv_pool) if use_mla is None else use_mla,
+        kwargs.get("mtp_draft_device_pools", ()),
+    )
+
+
+def _check_host_pool(pool: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse KV pools that SGLang builds without asking its selector, which would stay BF16."""
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+
+    name = type(pool).__name__
+    if not isinstance(pool, MHATokenToKVPoolHostINT8) and name not in _STATE_POOLS:
+        raise UnsupportedError(
+            f"SGLang builds a host pool of kind {name} for this model, which HiQCache cannot "
+            "quantise: it serves plain multi-head, grouped-query and multi-query attention. Unset "
+            "HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's own host pool."
+        )
+
+
+def _check_storage(controller: Any, storage_backend: str, *args: Any, **kwargs: Any) -> None:
+    require_no_storage(storage_backend)

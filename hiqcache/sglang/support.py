@@ -1,0 +1,151 @@
+"""What is served and what is refused. Every refusal says what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from hiqcache.codecs import get_codec
+from hiqcache.codecs.base import DTYPES
+from hiqcache.record import Order
+from hiqcache.sglang import SUPPORTED_SGLANG
+
+#: SGLang's host layouts that are served, and the arena order of each. page_first_direct is what
+#: page_first becomes with --hicache-io-backend direct; the arena is the same.
+ORDERS: dict[str, Order] = {
+    "page_first": "page_first",
+    "page_first_direct": "page_first",
+    "layer_first": "layer_first",
+}
+
+_WAY_OUT = "Unset HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's own host pool."
+
+
+class UnsupportedError(ValueError):
+    """A configuration that HiQCache does not serve; the text says what was found and the way out."""
+
+
+def installed_sglang() -> str | None:
+    """The version of the installed SGLang, or None."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return None
+
+
+def require_supported_sglang() -> None:
+    """Raise UnsupportedError unless the installed SGLang is the supported release."""
+    found = installed_sglang()
+    if found != SUPPORTED_SGLANG:
+        raise UnsupportedError(
+            f"HiQCache uses internals of SGLang {SUPPORTED_SGLANG}; the installed version is "
+            f"{found or 'none'}. Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for "
+            f"{found or 'your version'}. {_WAY_OUT}"
+        )
+
+
+def require_plain_kv_pool(kv_pool: Any, use_mla: bool, drafts: Sequence[Any]) -> None:
+    """Refuse device pools of which no host pool of ours can be built. Raises UnsupportedError."""
+    name = type(kv_pool).__name__
+    if use_mla:
+        raise UnsupportedError(
+            f"the model uses multi-head latent attention ({name}): its KV is already compressed, "
+            f"and HiQCache serves plain K and V heads (MHA, GQA, MQA). {_WAY_OUT}"
+        )
+    if getattr(kv_pool, "layer_shard_enabled", False):
+        raise UnsupportedError(
+            f"the device pool ({name}) is sharded by layer, HiQCache serves pools that hold every "
+            f"layer of their rank. Start without layer sharding, or: {_WAY_OUT}"
+        )
+    if hasattr(kv_pool, "placement"):
+        raise UnsupportedError(
+            f"the device pool ({name}) interleaves logical pages over ranks, which HiQCache has not "
+            f"been tried with. Start without page interleaving, or: {_WAY_OUT}"
+        )
+    if drafts:
+        raise UnsupportedError(
+            f"{len(drafts)} MTP draft layer(s) are packed into the host rows of {name}. HiQCache "
+            "serves the target model's layers; a quantised draft would lose acceptance unseen. "
+            f"Start without the packed draft (--speculative-algorithm), or: {_WAY_OUT}"
+        )
+
+
+def require_plain_buffers(info: Any, draft_infos: Sequence[Any], layers: int) -> None:
+    """Refuse device buffers (SGLang's MHABufferInfo) that are not rows of plain heads.
+
+    ``layers`` is the number of layers that the pool spans. Raises UnsupportedError.
+    """
+    if draft_infos:
+        raise UnsupportedError(
+            f"{len(draft_infos)} MTP draft layer(s) are packed into the host rows; HiQCache serves "
+            f"the target model's layers only. Start without the packed draft, or: {_WAY_OUT}"
+        )
+    if info.scales is not None:
+        raise UnsupportedError(
+            f"the GPU's KV cache is quantised itself (dtype {info.dtype}, scales "
+            f"{info.scales.layout.value}); HiQCache stores bf16 and fp16 rows. Start with "
+            f"--kv-cache-dtype auto, or: {_WAY_OUT}"
+        )
+    if info.dtype not in DTYPES:
+        raise UnsupportedError(
+            f"the GPU's KV cache is {info.dtype}; HiQCache stores torch.bfloat16 and torch.float16 "
+            f"rows. Start with --kv-cache-dtype auto and --dtype bfloat16, or: {_WAY_OUT}"
+        )
+    if info.head_dim != info.v_head_dim:
+        raise UnsupportedError(
+            f"K heads have {info.head_dim} elements and V heads {info.v_head_dim}; HiQCache serves "
+            f"equal widths. {_WAY_OUT}"
+        )
+    if info.buffers.layout.value != "nhd":
+        raise UnsupportedError(
+            f"the GPU's KV buffers have layout {info.buffers.layout.value!r}; HiQCache serves nhd "
+            "rows [slot, head, head_dim]. Choose an attention backend that uses them (triton, "
+            f"flashinfer, fa3), or: {_WAY_OUT}"
+        )
+    if len(info.buffers.k) != layers:
+        raise UnsupportedError(
+            f"the device pool holds {len(info.buffers.k)} of this rank's {layers} layers: it is "
+            f"sharded by layer. Start without layer sharding, or: {_WAY_OUT}"
+        )
+
+
+def require_codec(codec: str, heads: int, head_dim: int) -> None:
+    """Refuse a head_dim that the codec does not serve. Raises UnsupportedError."""
+    try:
+        get_codec(codec).row_formats(heads, head_dim)
+    except ValueError as error:
+        raise UnsupportedError(f"{error} {_WAY_OUT}") from error
+
+
+def order_of(layout: str) -> Order:
+    """The arena order for SGLang's host layout. Raises UnsupportedError for one not served."""
+    if layout not in ORDERS:
+        raise UnsupportedError(
+            f"--hicache-mem-layout {layout}: HiQCache serves {', '.join(ORDERS)}. Choose one of "
+            f"those, or: {_WAY_OUT}"
+        )
+    return ORDERS[layout]
+
+
+def require_no_storage(backend: str | None) -> None:
+    """Refuse L3 storage behind a quantised L2. Raises UnsupportedError."""
+    if backend:
+        raise UnsupportedError(
+            f"--hicache-storage-backend {backend}: HiQCache does not write its records to L3 "
+            f"storage yet. Start without a storage backend, or: {_WAY_OUT}"
+        )
+
+
+def require_transfer(transfer: str, device: torch.device) -> str:
+    """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
+    if transfer == "auto":
+        return "fused" if device.type == "cuda" else "torch"
+    if transfer != "torch" and device.type != "cuda":
+        raise UnsupportedError(
+            f"HIQCACHE_TRANSFER={transfer} needs a CUDA device; the KV cache is on {device}. Unset "
+            "HIQCACHE_TRANSFER or set it to torch."
+        )
+    return transfer

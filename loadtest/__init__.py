@@ -1,0 +1,1 @@
+"""Load, experiments and the servers they run on. Not part of the installed package."""

@@ -1,0 +1,162 @@
+"""Starts real SGLang servers on loopback, and ends them with everything they started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import requests
+
+#: What stock SGLang needs to run on a machine without a GPU. --sleep-on-idle: an idle scheduler
+#: would otherwise spin on one of the cores that the measured server needs.
+CPU_ENV = {"SGLANG_PLATFORM": "hiqcache_cpu"}
+CPU_ARGS = (
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "torch_native",
+    "--disable-overlap-schedule",
+    "--sleep-on-idle",
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerError(RuntimeError):
+    """A server did not start, or ended early; the text holds the last lines of its log."""
+
+
+def free_port() -> int:
+    """A loopback TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Server:
+    """One SGLang server; a context manager that starts it and ends it.
+
+    args: SGLang arguments after the model, host and port.
+    env: variables set on top of this process's, without its HIQCACHE_ and SGLANG_PLATFORM ones.
+    log: where its output goes.
+    """
+
+    name: str
+    model: Path
+    log: Path
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        """The command line that starts the server."""
+        return [
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--enable-hierarchical-cache", "--enable-metrics", "--enable-cache-report"),
+            *self.args,
+        ]
+
+    def start(self) -> Server:
+        """Start the process; ``wait`` says when it serves."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("HIQCACHE_") and name != "SGLANG_PLATFORM"
+        }
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                env={**inherited, "HF_HUB_OFFLINE": "1", **self.env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        return self
+
+    def wait(self, timeout: float = 300, tick: Callable[[], None] = lambda: None) -> Server:
+        """Wait until the server answers; ``tick`` is called about twice a second.
+
+        Raises ServerError where it ends or takes longer than ``timeout`` seconds.
+        """
+        assert self.process is not None, "start the server first"
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServerError(
+                    f"{self.name} ended with status {self.process.returncode} before it served.\n"
+                    + self.tail()
+                )
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{self.url}/health", timeout=30).status_code == 200:
+                    return self
+            tick()
+            time.sleep(0.5)
+        raise ServerError(f"{self.name} did not serve within {timeout:.0f} s.\n{self.tail()}")
+
+    def tail(self, lines: int = 25) -> str:
+        """The last lines of the log, headed by its path."""
+        text = self.log.read_text(errors="replace").rstrip().splitlines()[-lines:]
+        return "\n".join([f"last lines of {self.log}:", *text])
+
+    def stop(self, grace: float = 15) -> None:
+        """End the server and every process of its session; safe to call twice."""
+        if self.process is None:
+            return
+        group = self.process.pid
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace)
+        # The server's children are in its session; one that outlived it goes too.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+@contextlib.contextmanager
+def serving(*servers: Server, timeout: float = 300) -> Iterator[tuple[Server, ...]]:
+    """Start all ``servers``, wait until they serve, and end them on the way out."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server)
+        for server in servers:
+            server.wait(timeout)
+        yield servers
+
+
+def _end_with_parent() -> None:
+    # Where this process is killed outright, the kernel ends the server too; SGLang asks the same
+    # for its own children.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
