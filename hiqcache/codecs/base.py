@@ -17,9 +17,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 class Codec(ABC):
     """Turns rows into codes and scales, and back; stateless.
 
-    Rows are ``[..., heads, head_dim]`` of bf16 or fp16. Codes are int8 of the same shape; scales are
-    bf16 ``[..., heads]``. Every head of every row stands alone: nothing in one head's codes, scale
-    or restored values depends on another head, row, token or layer.
+    Rows are ``[..., heads, head_dim]`` of bf16 or fp16. Codes are int8 of the same shape; scales
+    are bf16 ``[..., heads]``. Every head of every row stands alone: nothing in one head's codes,
+    scale or restored values depends on another head, row, token or layer.
 
     The torch code is the reference. Other implementations give the same bytes for the same rows.
 
@@ -39,9 +39,7 @@ class Codec(ABC):
         """Codes (int8, the shape of ``rows``) and scales (bf16, without the last axis)."""
 
     @abstractmethod
-    def decode(
-        self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The rows of ``codes`` and ``scales`` as ``dtype``."""
 
     @abstractmethod

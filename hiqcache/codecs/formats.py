@@ -17,8 +17,8 @@ def row_formats(codec: str, heads: int, head_dim: int) -> tuple[RowFormat, RowFo
     """
     if codec == "int8-rot" and head_dim & (head_dim - 1):
         raise ValueError(
-            f"codec int8-rot rotates a head by a Walsh-Hadamard matrix, so head_dim must be a power "
-            f"of two; this model's is {head_dim}. Use HIQCACHE_CODEC=int8."
+            "codec int8-rot rotates a head by a Walsh-Hadamard matrix, so head_dim must be a "
+            f"power of two; this model's is {head_dim}. Use HIQCACHE_CODEC=int8."
         )
     row = int8_row(heads, head_dim)
     return row, row

@@ -38,7 +38,7 @@ def quantise(values: torch.Tensor, scale_min: float) -> tuple[torch.Tensor, torc
 
 
 def to_rows(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fp32 ``values`` as ``dtype``, kept finite where a product exceeds the largest of ``dtype``."""
+    """fp32 ``values`` as ``dtype``, cut at its largest where a product exceeds that."""
     largest = torch.finfo(dtype).max
     return values.clamp(-largest, largest).to(dtype)
 
@@ -55,8 +55,8 @@ class Int8(Codec):
     smallest scale), less than half a step, so each quotient rounds back to its code. (2) Scale: the
     code of the largest element is +-127, for max|x| / scale is at least 127 / (1 + 2^-8) > 126.5;
     so the new maximum is the product 127 * scale rounded to the row's dtype. With scale = m * 2^e,
-    128 <= m <= 255, rounding 127 * m to 8 bits moves it by at most 63, except by 64 for m = 192; and
-    63 / 127 < 0.5, so dividing by 127 rounds back to m. m = 192 would need a bf16 maximum strictly
+    128 <= m <= 255, rounding 127 * m to 8 bits moves it by at most 63, except by 64 for m = 192;
+    and 63 / 127 < 0.5, so dividing by 127 rounds back to m. m = 192 would need a bf16 maximum strictly
     between 24320 and 24448 (times 2^e), which are neighbours. fp16 keeps 11 bits, which suffices
     for every m. Where a clamp to the dtype's largest or to the smallest scale acts, it acts again.
     The test runs over every bf16 and fp16 maximum and every code.
@@ -67,9 +67,7 @@ class Int8(Codec):
     def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return quantise(rows.float(), SCALE_MIN[rows.dtype])
 
-    def decode(
-        self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return to_rows(codes.float() * scales.float().unsqueeze(-1), dtype)
 
     def excess(self, rows: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:

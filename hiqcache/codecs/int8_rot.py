@@ -55,8 +55,8 @@ class Int8Rot(Codec):
     dividing by D is exact, and H codes is a sum of whole numbers below 2^24, exact in any order.
 
     Bound, in the L2 norm of each finite head:
-    ||restored - x|| <= (0.5 + 2^-8) * D * scale + 2^-8 * ||restored|| + sqrt(D) * t, where t is half
-    of the dtype's smallest subnormal. The first term is half a code step in each of D elements,
+    ||restored - x|| <= (0.5 + 2^-8) * D * scale + 2^-8 * ||restored|| + sqrt(D) * t, where t is
+    half of the dtype's smallest subnormal. The first term is half a code step in each of D elements,
     carried back by H, which stretches by sqrt(D), with room for fp32 rounding in the rotation.
 
     Rotation spreads a head's outliers over its elements, so the scale fits the rest; it needs no
@@ -73,9 +73,7 @@ class Int8Rot(Codec):
         values = rows.float() / dim * _signs_on(dim, rows.device)
         return quantise(hadamard(values), SCALE_MIN[rows.dtype])
 
-    def decode(
-        self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         sums = hadamard(codes.float()) * _signs_on(codes.shape[-1], codes.device)
         return to_rows(sums * scales.float().unsqueeze(-1), dtype)
 
@@ -89,4 +87,5 @@ class Int8Rot(Codec):
             + BF16_ROUNDING * y.norm(dim=-1)
             + math.sqrt(dim) * half_step
         )
-        return (y - x).norm(dim=-1) - bound
+        error: torch.Tensor = (y - x).norm(dim=-1)
+        return error - bound

@@ -121,8 +121,8 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
 
     def get_ksize_per_token(self) -> int:
         raise NotImplementedError(
-            f"{type(self).__name__}: K rows have no bytes of their own; codes and scales of K and V "
-            "share a page."
+            f"{type(self).__name__}: K rows have no bytes of their own; codes and scales of K and "
+            "V share a page."
         )
 
     def init_kv_buffer(self) -> torch.Tensor:
@@ -206,7 +206,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         raise self._no_plain_rows()
 
     def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
-        return self.layout_of_records.page_bytes % page_size_bytes == 0
+        return bool(self.layout_of_records.page_bytes % page_size_bytes == 0)
 
     def _no_plain_rows(self) -> UnsupportedError:
         return UnsupportedError(

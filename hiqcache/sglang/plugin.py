@@ -38,7 +38,7 @@ def cpu_platform() -> str | None:
 
 
 def register() -> None:
-    """Hook SGLang's choice of host pool. Exits with a message for settings that cannot be served."""
+    """Hook SGLang's choice of host pool. Exits with a message where settings can't be served."""
     try:
         settings = Settings.from_env()
         if settings.quantises:
@@ -62,9 +62,7 @@ def register() -> None:
             f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE
         )
     elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
-        HookRegistry.register(
-            f"{_ASSEMBLER}.get_mha_host_pool_cls", _copying_pool, HookType.AROUND
-        )
+        HookRegistry.register(f"{_ASSEMBLER}.get_mha_host_pool_cls", _copying_pool, HookType.AROUND)
 
 
 def _quantised_pool(original: Any, buffer_info: Any) -> type:

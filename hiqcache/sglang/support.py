@@ -25,7 +25,7 @@ _WAY_OUT = "Unset HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's o
 
 
 class UnsupportedError(ValueError):
-    """A configuration that HiQCache does not serve; the text says what was found and the way out."""
+    """A configuration that HiQCache does not serve; the text says what was found, and a way out."""
 
 
 def installed_sglang() -> str | None:
@@ -42,8 +42,8 @@ def require_supported_sglang() -> None:
     if found != SUPPORTED_SGLANG:
         raise UnsupportedError(
             f"HiQCache uses internals of SGLang {SUPPORTED_SGLANG}; the installed version is "
-            f"{found or 'none'}. Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for "
-            f"{found or 'your version'}. {_WAY_OUT}"
+            f"{found or 'none'}. Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release made "
+            f"for {found or 'your version'}. {_WAY_OUT}"
         )
 
 
@@ -62,8 +62,8 @@ def require_plain_kv_pool(kv_pool: Any, use_mla: bool, drafts: Sequence[Any]) ->
         )
     if hasattr(kv_pool, "placement"):
         raise UnsupportedError(
-            f"the device pool ({name}) interleaves logical pages over ranks, which HiQCache has not "
-            f"been tried with. Start without page interleaving, or: {_WAY_OUT}"
+            f"the device pool ({name}) interleaves logical pages over ranks, which HiQCache has "
+            f"not been tried with. Start without page interleaving, or: {_WAY_OUT}"
         )
     if drafts:
         raise UnsupportedError(

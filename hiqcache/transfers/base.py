@@ -27,7 +27,7 @@ class Arena:
         return self.layout.planes(self.pages)
 
     def view(self, plane: Plane, dtype: torch.dtype, *row: int) -> torch.Tensor:
-        """The rows of ``plane`` as ``dtype`` ``[pages, layers, page_size, *row]``, without a copy."""
+        """The rows of ``plane`` as ``dtype`` ``[pages, layers, page_size, *row]``; no copy."""
         size = dtype.itemsize
         inner = [1]
         for extent in reversed(row[1:]):
@@ -72,9 +72,7 @@ class Transfer(ABC):
         """Store the device rows of all layers at ``device_indices`` into slots ``host_indices``."""
 
     @abstractmethod
-    def restore(
-        self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor
-    ) -> None:
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         """Restore one layer's slots ``host_indices`` into device rows ``device_indices``."""
 
     @property

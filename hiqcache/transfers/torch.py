@@ -35,8 +35,7 @@ class TorchTransfer(Transfer):
             for plane in (planes.k_codes, planes.v_codes)
         )
         self._scales = tuple(
-            arena.view(plane, torch.bfloat16, heads)
-            for plane in (planes.k_scales, planes.v_scales)
+            arena.view(plane, torch.bfloat16, heads) for plane in (planes.k_scales, planes.v_scales)
         )
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
@@ -47,9 +46,7 @@ class TorchTransfer(Transfer):
                 self._codes[side][:, layer][pages, slots] = codes.cpu()
                 self._scales[side][:, layer][pages, slots] = scales.cpu()
 
-    def restore(
-        self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor
-    ) -> None:
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         pages, slots = self._split(host_indices)
         for side, buffers in enumerate((self.device_k, self.device_v)):
             buffer = buffers[layer]

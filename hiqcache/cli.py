@@ -1,0 +1,90 @@
+"""The command `hiqcache`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from hiqcache import __version__
+from hiqcache.geometry import GeometryError, KVGeometry
+from hiqcache.plan import as_json, as_table, plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; the exit status (0: fine, 1: a problem, 2: bad arguments)."""
+    parser = argparse.ArgumentParser(
+        prog="hiqcache", description="SGLang's host KV tier, kept as INT8."
+    )
+    parser.add_argument("--version", action="version", version=f"hiqcache {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    planner = commands.add_parser(
+        "plan", help="how many tokens a host pool holds, in BF16 and with each codec"
+    )
+    _add_pool(planner, required=True)
+    planner.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    doctor = commands.add_parser(
+        "doctor", help="check versions, settings and memory limits; status 1 on a problem"
+    )
+    _add_pool(doctor, required=False)
+
+    arguments = parser.parse_args(argv)
+    try:
+        return {"plan": _plan, "doctor": _doctor}[arguments.command](arguments)
+    except (GeometryError, ValueError) as error:
+        print(f"hiqcache {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_pool(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
+        "--model", required=required, help="a model folder, or its config.json", metavar="PATH"
+    )
+    parser.add_argument(
+        "--host-gb",
+        type=float,
+        required=required,
+        help="bytes of one rank's host pool in decimal GB, as --hicache-size counts them",
+        metavar="GB",
+    )
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens a page (default 1)")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    geometry = KVGeometry.from_path(arguments.model, arguments.tp)
+    rows = plan(geometry, arguments.host_gb, arguments.page_size)
+    if arguments.json:
+        document = as_json(geometry, rows, arguments.host_gb, arguments.page_size)
+        print(json.dumps(document, indent=2))
+    else:
+        print(
+            f"{arguments.model}: {geometry.layers} layers, {geometry.heads} KV heads of "
+            f"{geometry.head_dim} on each of {arguments.tp} rank(s), {geometry.dtype}; "
+            f"{arguments.host_gb:g} GB a rank, pages of {arguments.page_size}\n"
+        )
+        print(as_table(rows))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    # Here, not above: it loads torch, which a plan does without.
+    from hiqcache.doctor import Pool, report
+
+    if (arguments.model is None) != (arguments.host_gb is None):
+        raise ValueError("--model and --host-gb go together: they describe the planned pool.")
+    pool = None
+    if arguments.model is not None:
+        geometry = KVGeometry.from_path(arguments.model, arguments.tp)
+        pool = Pool(geometry, arguments.host_gb, arguments.tp, arguments.page_size)
+    problems = report(pool)
+    if problems:
+        print(f"\n{problems} problem(s).", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

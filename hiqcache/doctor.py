@@ -1,0 +1,224 @@
+"""`hiqcache doctor`: is everything in place for a server with a quantised host pool?"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Generator, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+from hiqcache.geometry import KVGeometry
+from hiqcache.plan import layout_for
+from hiqcache.settings import STOCK, Settings, SettingsError
+from hiqcache.sglang import SUPPORTED_SGLANG
+
+#: SGLang leaves this much host memory free when it sizes pools
+#: (HICACHE_HOST_MEMORY_RESERVE_BYTES of mem_cache/pool_host/base.py).
+HOST_RESERVE_BYTES = 10 * 1024**3
+
+
+class Check(NamedTuple):
+    """One finding; ``text`` says what was found and, where not ``ok``, what to do."""
+
+    ok: bool
+    name: str
+    text: str
+
+
+class Pool(NamedTuple):
+    """A planned pool: bytes that all ranks of this host pin together."""
+
+    geometry: KVGeometry
+    host_gb: float
+    ranks: int
+    page_size: int
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.host_gb * 1e9) * self.ranks
+
+
+def diagnose(pool: Pool | None) -> Iterator[Check]:
+    """Every check, in the order in which a start would trip over them."""
+    yield _python()
+    yield _sglang()
+    settings = yield from _settings()
+    yield from _plugins()
+    yield from _device(settings)
+    if pool is not None:
+        yield _record(settings, pool)
+        yield _memlock(pool)
+        yield _memory(pool)
+
+
+def report(pool: Pool | None, write: Callable[[str], None] = print) -> int:
+    """Write every check; the number of problems."""
+    problems = 0
+    for check in diagnose(pool):
+        problems += not check.ok
+        write(f"{'ok ' if check.ok else 'FIX'}  {check.name}: {check.text}")
+    return problems
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] in ((3, 11), (3, 12)):
+        return Check(True, "Python", found)
+    return Check(False, "Python", f"{found}; HiQCache is made for 3.11 and 3.12: use one of them.")
+
+
+def _sglang() -> Check:
+    from hiqcache.sglang.support import installed_sglang
+
+    found = installed_sglang()
+    if found == SUPPORTED_SGLANG:
+        return Check(True, "SGLang", found)
+    if found is None:
+        return Check(False, "SGLang", f"not installed: pip install sglang=={SUPPORTED_SGLANG}")
+    return Check(
+        False,
+        "SGLang",
+        f"{found}; HiQCache uses internals of {SUPPORTED_SGLANG}: pip install "
+        f"sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for {found}.",
+    )
+
+
+def _settings() -> Generator[Check, None, Settings]:
+    try:
+        settings = Settings.from_env()
+    except SettingsError as error:
+        yield Check(False, "settings", str(error))
+        return Settings()
+    off = "" if settings.quantises else " (the host pool stays SGLang's own)"
+    yield Check(
+        True,
+        "settings",
+        f"codec {settings.codec}{off}, transfer {settings.transfer}, sizing {settings.sizing}, "
+        f"metrics {'on' if settings.metrics else 'off'}",
+    )
+    return settings
+
+
+def _plugins() -> Iterator[Check]:
+    seen = {point.name for point in entry_points(group="sglang.srt.plugins")}
+    allowed = [name for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
+    platform = os.environ.get("SGLANG_PLATFORM", "")
+    if "hiqcache" not in seen:
+        text = "SGLang does not see HiQCache: install it (pip install hiqcache) in SGLang's Python."
+        yield Check(False, "plug-in", text)
+    elif allowed and "hiqcache" not in map(str.strip, allowed):
+        text = f"SGLANG_PLUGINS={','.join(allowed)} leaves HiQCache out: add hiqcache to it."
+        yield Check(False, "plug-in", text)
+    elif platform not in ("", "hiqcache_cpu"):
+        # SGLang then skips every distribution that offers another platform, as this one does.
+        text = f"SGLANG_PLATFORM={platform} makes SGLang skip HiQCache: unset it."
+        yield Check(False, "plug-in", text)
+    else:
+        yield Check(True, "plug-in", f"seen by SGLang, with {', '.join(sorted(seen))}")
+
+
+def _device(settings: Settings) -> Iterator[Check]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        yield Check(True, "GPU", ", ".join(names))
+    elif os.environ.get("SGLANG_PLATFORM") != "hiqcache_cpu":
+        yield Check(
+            False,
+            "GPU",
+            "torch sees no CUDA device. On a machine with a GPU, install its driver; on one "
+            "without, SGLANG_PLATFORM=hiqcache_cpu serves on the CPU.",
+        )
+    elif settings.transfer in ("fused", "mover"):
+        yield Check(
+            False,
+            "GPU",
+            f"none, and HIQCACHE_TRANSFER={settings.transfer} needs one: unset it or set torch.",
+        )
+    else:
+        yield Check(True, "GPU", "none; SGLANG_PLATFORM=hiqcache_cpu serves on the CPU")
+
+
+def _record(settings: Settings, pool: Pool) -> Check:
+    from hiqcache.plan import plan
+
+    if settings.codec == STOCK:
+        return Check(True, "codec", "bf16, every model that SGLang serves")
+    try:
+        padded = settings.transfer == "mover"
+        layout = layout_for(
+            pool.geometry, settings.codec, pool.page_size, "padded" if padded else "packed"
+        )
+    except ValueError as error:
+        return Check(False, "codec", str(error))
+    stock = plan(pool.geometry, pool.host_gb, pool.page_size)[0].bytes_per_token
+    return Check(
+        True,
+        "codec",
+        f"{settings.codec}: {layout.bytes_per_token:,} B a token where SGLang's own rows take "
+        f"{stock:,} B",
+    )
+
+
+def _memlock(pool: Pool) -> Check:
+    if os.environ.get("SGLANG_PLATFORM") == "hiqcache_cpu":
+        return Check(True, "memlock", "nothing is pinned on a CPU")
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or limit >= pool.total_bytes:
+        given = "unlimited" if limit == resource.RLIM_INFINITY else _gb(limit)
+        return Check(True, "memlock", given)
+    return Check(
+        False,
+        "memlock",
+        f"{_gb(limit)} may be pinned, the pool takes {_gb(pool.total_bytes)}: raise it (ulimit -l "
+        "unlimited, or ulimits: memlock: -1 in Compose).",
+    )
+
+
+def _memory(pool: Pool) -> Check:
+    need = pool.total_bytes + HOST_RESERVE_BYTES
+    available, source = memory_left()
+    if available >= need:
+        return Check(True, "memory", f"{_gb(available)} left ({source}), {_gb(need)} wanted")
+    return Check(
+        False,
+        "memory",
+        f"{_gb(available)} left ({source}); the pool's {_gb(pool.total_bytes)} and the "
+        f"{_gb(HOST_RESERVE_BYTES)} that SGLang keeps free make {_gb(need)}: take a smaller "
+        "--hicache-size, or raise the limit.",
+    )
+
+
+def memory_left(root: Path = Path("/")) -> tuple[int, str]:
+    """Bytes of host memory still to be had, and what limits them: the machine or a cgroup."""
+    meminfo = (root / "proc/meminfo").read_text()
+    available = next(
+        int(line.split()[1]) * 1024
+        for line in meminfo.splitlines()
+        if line.startswith("MemAvailable:")
+    )
+    least = (available, "of the machine's memory")
+    for limit, usage in (
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        ("sys/fs/cgroup/memory.high", "sys/fs/cgroup/memory.current"),
+        (
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            text = (root / limit).read_text().strip()
+            left = int(text) - int((root / usage).read_text())
+        except (OSError, ValueError):
+            continue  # no such cgroup file, or "max"
+        if left < least[0]:
+            least = (left, f"under {root / limit} = {_gb(int(text))}")
+    return least
+
+
+def _gb(value: int) -> str:
+    return f"{value / 1e9:.2f} GB"
