@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from hiqcache.settings import Settings, SettingsError
+from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.support import (
     UnsupportedError,
+    installed_sglang,
     require_no_storage,
     require_plain_kv_pool,
     require_supported_sglang,
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 CPU_PLATFORM = "hiqcache_cpu"
 
 _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
+_RADIX_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 
 #: Host pools that hold no attention KV, and so stay SGLang's own beside a quantised one.
@@ -48,10 +52,9 @@ def register() -> None:
 
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    choose: Callable[[Any, Any], type] | None = None
     if settings.quantises:
-        HookRegistry.register(
-            f"{_ASSEMBLER}.get_mha_host_pool_cls", _quantised_pool, HookType.AROUND
-        )
+        choose = _quantised_pool
         HookRegistry.register(f"{_ASSEMBLER}.build_kv_host_pool", _check_kv_pool, HookType.BEFORE)
         HookRegistry.register(
             "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__",
@@ -62,7 +65,38 @@ def register() -> None:
             f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE
         )
     elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
-        HookRegistry.register(f"{_ASSEMBLER}.get_mha_host_pool_cls", _copying_pool, HookType.AROUND)
+        choose = _copying_pool
+    if settings.metrics and installed_sglang() == SUPPORTED_SGLANG:
+        choose = _observing(choose or _stock_pool)
+        HookRegistry.register(f"{_RADIX_CACHE}.evict_host", _mark_eviction, HookType.AROUND)
+    elif settings.metrics:
+        logger.warning(
+            "HiQCache: its metrics need SGLang %s; this is %s, so the host pool goes unmeasured.",
+            SUPPORTED_SGLANG,
+            installed_sglang(),
+        )
+    if choose is not None:
+        HookRegistry.register(f"{_ASSEMBLER}.get_mha_host_pool_cls", choose, HookType.AROUND)
+
+
+def _observing(choose: Callable[[Any, Any], type]) -> Callable[[Any, Any], type]:
+    def chosen(original: Any, buffer_info: Any) -> type:
+        from hiqcache.sglang.observed import observed
+
+        return observed(choose(original, buffer_info))
+
+    return chosen
+
+
+def _mark_eviction(original: Any, *args: Any, **kwargs: Any) -> Any:
+    from hiqcache.sglang.observed import mark_eviction
+
+    return mark_eviction(original, *args, **kwargs)
+
+
+def _stock_pool(original: Any, buffer_info: Any) -> type:
+    chosen: type = original(buffer_info)
+    return chosen
 
 
 def _quantised_pool(original: Any, buffer_info: Any) -> type:

@@ -1,0 +1,270 @@
+"""Measures SGLang's host pools, its own and ours alike, without changing what they do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, partial
+from typing import Any, Protocol
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from hiqcache.metrics import PoolLabels, PoolMetrics, process_metrics
+from hiqcache.settings import STOCK
+from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy, MHATokenToKVPoolHostINT8
+from hiqcache.sglang.row_sample import RowSampler
+from hiqcache.sglang.support import installed_sglang
+
+logger = logging.getLogger(__name__)
+
+_evicting: ContextVar[bool] = ContextVar("hiqcache_evicting", default=False)
+
+
+def mark_eviction(original: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around UnifiedRadixCache.evict_host: slots freed inside are evictions.
+
+    That method frees, before it returns, the slots of every pool whose entries it evicts. Other
+    frees (failed writes, flushes, staging) are none.
+    """
+    token = _evicting.set(True)
+    try:
+        return original(cache, *args, **kwargs)
+    finally:
+        _evicting.reset(token)
+
+
+class _Clock(Protocol):
+    def mark(self) -> Any:
+        """This point of the transfer."""
+
+    def seconds(self, start: Any, end: Any) -> float | None:
+        """Seconds between two marks, or None while the transfer runs; never waits."""
+
+
+class _HostClock:
+    """For CPUs, where a transfer has run when its method returns."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float | None:
+        return end - start
+
+
+class _StreamClock:
+    """Events on the current stream of an accelerator, used again once read."""
+
+    def __init__(self, device: str) -> None:
+        self._event = torch.get_device_module(device).Event
+        self._spare: deque[Any] = deque()
+
+    def mark(self) -> Any:
+        event = self._spare.pop() if self._spare else self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float | None:
+        if not end.query():
+            return None
+        seconds: float = start.elapsed_time(end) / 1000
+        self._spare.extend((start, end))
+        return seconds
+
+
+class _Pending:
+    """Durations of transfers in the order of one stream, reported once they are known."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, start: Any, done: Callable[[float], None]) -> None:
+        self._waiting.append((start, self._clock.mark(), done))
+        self.settle()
+
+    def settle(self) -> None:
+        # A pool's slots may be freed by another thread than the one that transfers: whoever comes
+        # second leaves the work to the first.
+        if not self._waiting or not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._waiting:
+                start, end, done = self._waiting[0]
+                seconds = self._clock.seconds(start, end)
+                if seconds is None:
+                    return
+                self._waiting.popleft()
+                done(seconds)
+        finally:
+            self._lock.release()
+
+
+class _Observer:
+    """What is measured of one pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        labels = labels_of(pool)
+        self.metrics: PoolMetrics = process_metrics().of(labels, installed_sglang() or "")
+        device: torch.device = pool._transfer_device
+        self.clock: _Clock = _HostClock() if device.type == "cpu" else _StreamClock(device.type)
+        self.backups, self.restores = _Pending(self.clock), _Pending(self.clock)
+        self.restore_start: Any = None
+        self.last_layer: int = pool.target_layer_num - 1
+        self.sampler = RowSampler(pool, self.metrics) if RowSampler.serves(pool) else None
+        self.token_bytes = int(pool.size_per_token)
+        self.metrics.capacity_tokens.set(pool.logical_size)
+        self.metrics.capacity_bytes.set(pool.size * self.token_bytes)
+        self.metrics.bytes_per_token.set(self.token_bytes)
+        self._staging = -1
+        self.settle()
+        self.occupancy()
+
+    def settle(self) -> None:
+        """Report the transfers that have completed."""
+        self.backups.settle()
+        self.restores.settle()
+        staging = staging_bytes(self._pool)
+        if staging != self._staging:
+            self._staging = staging
+            self.metrics.staging_bytes.set(staging)
+
+    def occupancy(self) -> None:
+        self.metrics.used_tokens.set(self._pool.logical_size - self._pool.available_size())
+
+    def backed_up(self, start: Any, tokens: int, sample: int | None) -> None:
+        """Count a backup of ``tokens`` that was enqueued since ``start``."""
+        self.metrics.backup_tokens.inc(tokens)
+        self.metrics.backup_bytes.inc(tokens * self.token_bytes)
+        observe = self.metrics.backup_seconds.observe
+        self.backups.add(start, observe if sample is None else partial(self._judge, sample))
+
+    def restored(self, tokens: int) -> None:
+        """Count a restore of ``tokens``, all layers of which are enqueued."""
+        start, self.restore_start = self.restore_start, None
+        self.metrics.restore_tokens.inc(tokens)
+        self.metrics.restore_bytes.inc(tokens * self.token_bytes)
+        if start is not None:
+            self.restores.add(start, self.metrics.restore_seconds.observe)
+
+    def freed(self, tokens: int) -> None:
+        """Count freed slots, which are evictions where evict_host frees them."""
+        if self.sampler is not None:
+            self.sampler.drop()
+        if _evicting.get():
+            self.metrics.evicted_tokens.inc(tokens)
+        self.occupancy()
+
+    def _judge(self, sample: int, seconds: float) -> None:
+        self.metrics.backup_seconds.observe(seconds)
+        if self.sampler is not None:
+            self.sampler.settle(sample)
+
+
+class _Observed:
+    """Methods laid over a host pool class; each does the pool's own work, then measures."""
+
+    _observer: _Observer | None = None  # None while the pool's constructor runs, which clears it
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._observer = _Observer(self)
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            logger.warning("HiQCache: start SGLang with --enable-metrics to have metrics served.")
+
+    def backup_from_device_all_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        io_backend: str,
+    ) -> None:
+        observer = self._observer
+        assert observer is not None
+        observer.settle()
+        sampler = observer.sampler
+        sample = None if sampler is None else sampler.take(host_indices, device_indices)
+        start = observer.clock.mark()
+        super().backup_from_device_all_layer(  # type: ignore[misc]
+            device_pool, host_indices, device_indices, io_backend
+        )
+        observer.backed_up(start, host_indices.numel(), sample)
+
+    def load_to_device_per_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        layer_id: int,
+        io_backend: str,
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        observer = self._observer
+        assert observer is not None
+        if layer_id == 0 and not is_draft:
+            observer.settle()
+            observer.restore_start = observer.clock.mark()
+        super().load_to_device_per_layer(  # type: ignore[misc]
+            device_pool, host_indices, device_indices, layer_id, io_backend, is_draft=is_draft
+        )
+        if layer_id == observer.last_layer and not is_draft:
+            observer.restored(host_indices.numel())
+
+    def alloc(self, *args: Any, **kwargs: Any) -> Any:
+        slots = super().alloc(*args, **kwargs)  # type: ignore[misc]
+        if self._observer is not None:
+            self._observer.settle()
+            self._observer.occupancy()
+        return slots
+
+    def free(self, indices: torch.Tensor) -> Any:
+        if self._observer is not None:
+            self._observer.settle()
+        freed = super().free(indices)  # type: ignore[misc]
+        if self._observer is not None:
+            self._observer.freed(indices.numel())
+        return freed
+
+    def clear(self) -> None:
+        super().clear()  # type: ignore[misc]
+        if self._observer is not None:
+            self._observer.freed(0)
+
+    def destroy(self) -> None:
+        if self._observer is not None and self._observer.sampler is not None:
+            self._observer.sampler.drop()
+        super().destroy()  # type: ignore[misc]
+
+
+@cache
+def observed(pool_class: type) -> type:
+    """``pool_class`` (a host pool of plain heads), measured; the same class for the same class."""
+    return type(pool_class.__name__, (_Observed, pool_class), {"__module__": pool_class.__module__})
+
+
+def labels_of(pool: Any) -> PoolLabels:
+    """The labels of ``pool`` in this process. transfer: ``stock`` is SGLang's own."""
+    if isinstance(pool, MHATokenToKVPoolHostINT8):
+        codec, transfer = pool.codec.name, pool.transfer_name
+    else:
+        codec = STOCK
+        transfer = "copy" if isinstance(pool, MHATokenToKVPoolHostCopy) else "stock"
+    parallel = get_parallel()
+    ranks = (parallel.tp_rank, parallel.pp_rank, parallel.dp_rank or 0)
+    return PoolLabels(codec, transfer, str(pool.pool_label), *map(str, ranks))
+
+
+def staging_bytes(pool: Any) -> int:
+    """GPU memory that the transfers of ``pool`` hold for staging."""
+    if isinstance(pool, MHATokenToKVPoolHostINT8):
+        return pool.transfer.staging_bytes
+    buffers = (getattr(pool, f"staging_{side}_buffer", None) for side in "kv")
+    return sum(buffer.nbytes for buffer in buffers if buffer is not None)
