@@ -1,0 +1,266 @@
+"""The fused transfer: one Triton kernel gathers, encodes and stores; another does the reverse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import triton
+
+from hiqcache.codecs.base import DTYPES, Codec
+from hiqcache.codecs.int8 import SCALE_MIN
+from hiqcache.codecs.int8_rot import hadamard, signs
+from hiqcache.transfers import kernels
+from hiqcache.transfers.base import Arena, Transfer
+
+
+class Launch(NamedTuple):
+    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, warps of each, and
+    the stages of its software pipeline (1: none)."""
+
+    elements: int
+    programs: int
+    warps: int
+    stages: int
+
+
+BACKUP = Launch(elements=16384, programs=16, warps=8, stages=1)
+RESTORE = Launch(elements=16384, programs=16, warps=8, stages=1)
+
+#: The widest access of a GPU thread, in bytes.
+VECTOR_BYTES = 16
+
+#: The smallest side of a tile that Triton's dot takes.
+DOT_ROWS = 16
+
+
+class FusedTransfer(Transfer):
+    """Reads and writes pinned host memory from the kernels; holds no staging memory.
+
+    Serves codecs int8 and int8-rot, any number of heads, a head_dim that is a multiple of 16, and
+    packed or padded records in any layout. One launch for a backup, one a layer for a restore;
+    the kernels are compiled here, so that no transfer waits for a compiler.
+
+    Indices on the CPU are sent through pinned memory; the layers of a restore share one copy.
+    Indices on the device must live until the stream has passed (SGLang records its index tensors
+    on the transfer stream), as must the arena and the device buffers.
+
+    Not thread-safe: one thread issues a pool's transfers, as SGLang's scheduler does.
+
+    Raises ValueError where the pool or the codec can't be served.
+    """
+
+    name: ClassVar[str] = "fused"
+
+    def __init__(
+        self,
+        codec: Codec,
+        arena: Arena,
+        device_k: Sequence[torch.Tensor],
+        device_v: Sequence[torch.Tensor],
+        backup: Launch = BACKUP,
+        restore: Launch = RESTORE,
+    ) -> None:
+        super().__init__(codec, arena, device_k, device_v)
+        rows = self.device_k[0]
+        self._device, self._dtype = rows.device, rows.dtype
+        self._heads, self._dim = rows.shape[1:]
+        self._check()
+        placements = self._placements()
+        self._table = placements.to(self._device)
+        self._encode_matrix, self._decode_matrix = self._rotation()
+        self._sent: dict[str, _Sent] = {}
+        geometry = self._geometry(placements)
+        self._backup_launch, self._restore_launch = backup, restore
+        self._backup_constants = self._constants(
+            kernels.backup,
+            backup,
+            geometry
+            | {
+                "LAYERS": len(self.device_k),
+                # A page_first page is written whole before the next one is begun.
+                "LAYER_INNER": arena.layout.order == "page_first",
+                "SCALE_MIN_BITS": _bf16_bits(SCALE_MIN[self._dtype]),
+            },
+        )
+        self._restore_constants = self._constants(
+            kernels.restore, restore, geometry | {"LARGEST": torch.finfo(self._dtype).max}
+        )
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._backup_kernel = _compile(
+            kernels.backup, backup, (*self._backup_arguments(none, none), *self._backup_constants)
+        )
+        self._restore_kernel = _compile(
+            kernels.restore,
+            restore,
+            (*self._restore_arguments(0, none, none), *self._restore_constants),
+        )
+
+    def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        if len(host_indices) == 0:
+            return
+        host = self._on_device("backup host", host_indices)
+        device = self._on_device("backup device", device_indices)
+        grid = self._grid(len(host) * len(self.device_k), self._backup_launch)
+        self._backup_kernel[grid](*self._backup_arguments(host, device), *self._backup_constants)
+
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        if len(host_indices) == 0:
+            return
+        host = self._on_device("restore host", host_indices)
+        device = self._on_device("restore device", device_indices)
+        grid = self._grid(len(host), self._restore_launch)
+        self._restore_kernel[grid](
+            *self._restore_arguments(layer, host, device), *self._restore_constants
+        )
+
+    def _backup_arguments(self, host: torch.Tensor, device: torch.Tensor) -> tuple[Any, ...]:
+        memory = (self.arena.buffer, self.device_k[0], self._table)
+        return (*memory, host, device, self._encode_matrix, len(host))
+
+    def _restore_arguments(
+        self, layer: int, host: torch.Tensor, device: torch.Tensor
+    ) -> tuple[Any, ...]:
+        memory = (self.arena.buffer, self.device_k[0], self._table)
+        return (*memory, host, device, self._decode_matrix, len(host), layer)
+
+    def _check(self) -> None:
+        if self.codec.name not in ("int8", "int8-rot"):
+            raise ValueError(
+                f"transfer fused serves codecs int8 and int8-rot, not {self.codec.name}: use "
+                f"HIQCACHE_TRANSFER=torch."
+            )
+        if self._dtype not in DTYPES:
+            raise ValueError(f"transfer fused serves bf16 and fp16 rows, not {self._dtype}.")
+        if self._dim % VECTOR_BYTES:
+            raise ValueError(
+                f"transfer fused serves a head_dim that is a multiple of {VECTOR_BYTES}; this "
+                f"model's is {self._dim}: use HIQCACHE_TRANSFER=torch."
+            )
+        shape, strides = (self._heads, self._dim), (self._dim, 1)
+        for rows in (*self.device_k, *self.device_v):
+            if rows.shape[1:] != shape or rows.stride()[1:] != strides:
+                raise ValueError(
+                    f"transfer fused needs device buffers whose rows are all contiguous and "
+                    f"{shape} wide; found rows {tuple(rows.shape[1:])} with strides "
+                    f"{rows.stride()[1:]}: use HIQCACHE_TRANSFER=torch."
+                )
+        if kernels.INTERPRETED:
+            return
+        if self._device.type != "cuda":
+            raise ValueError(
+                f"transfer fused runs on CUDA devices and this pool is on {self._device}: use "
+                f"HIQCACHE_TRANSFER=torch."
+            )
+        if not self.arena.buffer.is_pinned():
+            raise ValueError(
+                "transfer fused lets the GPU read and write the arena, so its memory must be "
+                "pinned (cudaHostRegister or pin_memory=True), and this arena's is not."
+            )
+
+    def _placements(self) -> torch.Tensor:
+        """The kernels' table, int64 ``[layers, 2, 4]``."""
+        first, planes = self.device_k[0], self.arena.planes
+        sides = (
+            (self.device_k, planes.k_codes, planes.k_scales),
+            (self.device_v, planes.v_codes, planes.v_scales),
+        )
+        return torch.tensor(
+            [
+                [
+                    (
+                        (rows[layer].data_ptr() - first.data_ptr()) // first.element_size(),
+                        rows[layer].stride(0),
+                        codes.base + layer * codes.layer_stride,
+                        scales.base + layer * scales.layer_stride,
+                    )
+                    for rows, codes, scales in sides
+                ]
+                for layer in range(len(self.device_k))
+            ],
+            dtype=torch.int64,
+        )
+
+    def _geometry(self, placements: torch.Tensor) -> dict[str, Any]:
+        """What both kernels are compiled for; nothing in it depends on the number of pages."""
+        planes = self.arena.planes
+        codes, scales = planes.k_codes, planes.k_scales
+        device, arena = placements[..., :2], placements[..., 2]
+        return {
+            "HEADS": self._heads,
+            "DIM": self._dim,
+            "DIM_BLOCK": triton.next_power_of_2(self._dim),
+            "PAGE_SIZE": self.arena.layout.page_size,
+            "CODE_PAGE_STRIDE": codes.page_stride,
+            "CODE_SLOT_STRIDE": codes.slot_stride,
+            "SCALE_PAGE_STRIDE": scales.page_stride,
+            "SCALE_SLOT_STRIDE": scales.slot_stride,
+            "DEVICE_ALIGN": math.gcd(VECTOR_BYTES, *device.flatten().tolist()),
+            "CODE_ALIGN": math.gcd(
+                VECTOR_BYTES, codes.page_stride, codes.slot_stride, *arena.flatten().tolist()
+            ),
+            "ROTATE": self.codec.name == "int8-rot",
+        }
+
+    def _constants(self, kernel: Any, launch: Launch, values: dict[str, Any]) -> tuple[Any, ...]:
+        """``values`` and the launch's shape in the order of the kernel's parameters."""
+        values = values | {"ROWS": self._rows(launch), "STAGES": launch.stages}
+        return tuple(values[name] for name in kernel.arg_names if name in values)
+
+    def _rows(self, launch: Launch) -> int:
+        return max(launch.elements // triton.next_power_of_2(self._dim), DOT_ROWS)
+
+    def _grid(self, tokens: int, launch: Launch) -> tuple[int, int, int]:
+        tiles = triton.cdiv(tokens * 2 * self._heads, self._rows(launch))
+        return min(launch.programs, tiles), 1, 1
+
+    def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """int8-rot's matrices for both directions, in a type that holds them exactly."""
+        if self.codec.name != "int8-rot":
+            return self._table, self._table  # the kernels don't read it
+        flips = torch.tensor(signs(self._dim), dtype=torch.float32)
+        matrix = hadamard(torch.eye(self._dim))
+        # The interpreter's dot knows no bf16.
+        dtype = torch.float32 if kernels.INTERPRETED else self._dtype
+        encode = matrix * flips[:, None] / self._dim
+        decode = matrix * flips[None, :]
+        return encode.to(self._device, dtype), decode.to(self._device, dtype)
+
+    def _on_device(self, role: str, indices: torch.Tensor) -> torch.Tensor:
+        if indices.device == self._device:
+            return indices
+        stream = torch.cuda.current_stream(self._device)
+        sent = self._sent.get(role)
+        if sent is None or sent.stream != stream or not torch.equal(sent.host, indices):
+            # torch keeps a pinned block from reuse until copies from it are done.
+            host = torch.empty(len(indices), dtype=torch.int64, pin_memory=True).copy_(indices)
+            sent = _Sent(stream, host, host.to(self._device, non_blocking=True))
+            self._sent[role] = sent
+        return sent.device
+
+
+class _Sent(NamedTuple):
+    """Indices sent to the device, and the stream that may use the copy."""
+
+    stream: torch.cuda.Stream
+    host: torch.Tensor
+    device: torch.Tensor
+
+
+def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
+    """What ``[grid](*arguments)`` launches: compiled, or as it is under the interpreter.
+
+    Launching the compiled kernel skips the look-up that ``kernel[grid]`` makes at every call. Only
+    the indices' addresses and the counts change from call to call, and the kernels are not
+    specialised for those.
+    """
+    if kernels.INTERPRETED:
+        return kernel
+    return kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps)
+
+
+def _bf16_bits(value: float) -> int:
+    bits: int = torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).item()
+    return bits
