@@ -56,9 +56,10 @@ class Int8(Codec):
     code of the largest element is +-127, for max|x| / scale is at least 127 / (1 + 2^-8) > 126.5;
     so the new maximum is the product 127 * scale rounded to the row's dtype. With scale = m * 2^e,
     128 <= m <= 255, rounding 127 * m to 8 bits moves it by at most 63, except by 64 for m = 192;
-    and 63 / 127 < 0.5, so dividing by 127 rounds back to m. m = 192 would need a bf16 maximum strictly
-    between 24320 and 24448 (times 2^e), which are neighbours. fp16 keeps 11 bits, which suffices
-    for every m. Where a clamp to the dtype's largest or to the smallest scale acts, it acts again.
+    and 63 / 127 < 0.5, so dividing by 127 rounds back to m. m = 192 would need a bf16 maximum
+    strictly between 24320 and 24448 (times 2^e), which are neighbours. fp16 keeps 11 bits, which
+    suffices for every m. Where a clamp to the dtype's largest or to the smallest scale acts, it
+    acts again.
     The test runs over every bf16 and fp16 maximum and every code.
     """
 

@@ -56,8 +56,9 @@ class Int8Rot(Codec):
 
     Bound, in the L2 norm of each finite head:
     ||restored - x|| <= (0.5 + 2^-8) * D * scale + 2^-8 * ||restored|| + sqrt(D) * t, where t is
-    half of the dtype's smallest subnormal. The first term is half a code step in each of D elements,
-    carried back by H, which stretches by sqrt(D), with room for fp32 rounding in the rotation.
+    half of the dtype's smallest subnormal. The first term is half a code step in each of D
+    elements, carried back by H, which stretches by sqrt(D), with room for fp32 rounding in the
+    rotation.
 
     Rotation spreads a head's outliers over its elements, so the scale fits the rest; it needs no
     calibration and no extra bytes. A restored row that is stored again may differ by a code step:
@@ -87,5 +88,5 @@ class Int8Rot(Codec):
             + BF16_ROUNDING * y.norm(dim=-1)
             + math.sqrt(dim) * half_step
         )
-        error: torch.Tensor = (y - x).norm(dim=-1)
-        return error - bound
+        excess: torch.Tensor = (y - x).norm(dim=-1) - bound
+        return excess

@@ -113,7 +113,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         pages = layout.pages_in(stock_pages * stock_page)
         # Pipeline stages with other layer counts round differently; SGLang's own agreement on a
         # size is asked for the minimum. Its second argument only says that bytes were fixed.
-        return sync_fixed_hicache_size(pages * layout.page_size, 1)
+        return int(sync_fixed_hicache_size(pages * layout.page_size, 1))
 
     def get_size_per_token(self) -> int:
         """Bytes of arena a token takes; SGLang sizes, meters and counts transfers by it."""
