@@ -11,7 +11,6 @@ from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
 from sglang.srt.mem_cache.pool_host.base import sync_fixed_hicache_size
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
-from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codecs import get_codec
 from hiqcache.record import RecordLayout
@@ -60,7 +59,8 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
     ) -> None:
         self.settings = Settings.from_env()
         require_supported_sglang()
-        require_no_storage(get_memory().hicache_storage_backend)
+        # SGLang names the allocator after the storage backend, where there is one.
+        require_no_storage(None if allocator_type == "default" else allocator_type)
         require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
         require_codec(self.settings.codec, buffer_info.head_num, buffer_info.head_dim)
         self.codec = get_codec(self.settings.codec)

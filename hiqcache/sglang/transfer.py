@@ -8,7 +8,6 @@ import torch
 
 from hiqcache.codecs.base import Codec
 from hiqcache.transfers.base import Arena, Transfer
-from hiqcache.transfers.torch import TorchTransfer
 
 
 def build_transfer(
@@ -18,7 +17,21 @@ def build_transfer(
     device_k: Sequence[torch.Tensor],
     device_v: Sequence[torch.Tensor],
 ) -> Transfer:
-    """The transfer called ``name``, which support.require_transfer has resolved."""
+    """The transfer called ``name``, which support.require_transfer has resolved.
+
+    Each is imported where it is used: fused needs Triton, mover SGLang's JIT kernels.
+    """
     if name == "torch":
+        from hiqcache.transfers.torch import TorchTransfer
+
         return TorchTransfer(codec, arena, device_k, device_v)
+    if name == "fused":
+        from hiqcache.transfers.fused import FusedTransfer
+
+        return FusedTransfer(codec, arena, device_k, device_v)
+    if name == "mover":
+        from hiqcache.sglang.jit_mover import JitMover
+        from hiqcache.transfers.mover import MoverTransfer
+
+        return MoverTransfer(codec, arena, device_k, device_v, JitMover())
     raise ValueError(f"there is no transfer {name!r}")

@@ -1,0 +1,41 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+# SGLang chooses its platform when it is first imported.
+if not torch.cuda.is_available():
+    os.environ["SGLANG_PLATFORM"] = "hiqcache_cpu"
+
+_DEVICES = ["cpu"]
+if torch.cuda.is_available():
+    _DEVICES.append("cuda")
+if torch.backends.mps.is_available():
+    _DEVICES.append("mps")
+
+
+@pytest.fixture(params=_DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that torch has here."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests name the settings they want; the caller's shell has no say."""
+    for name in list(os.environ):
+        if name.startswith("HIQCACHE_"):
+            monkeypatch.delenv(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU; run on one by `pytest -m gpu`")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

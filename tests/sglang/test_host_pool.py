@@ -1,0 +1,174 @@
+"""The host pools on SGLang's real base class: sizes, round trips, slots under pressure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+from hiqcache.codecs import CODEC_NAMES, get_codec
+from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
+from tests.sglang.builders import DIM, HEADS, LAYERS, buffer_info, host_pool
+
+STOCK_BYTES = 2 * LAYERS * HEADS * DIM * 2
+
+
+@pytest.fixture(autouse=True)
+def _codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIQCACHE_CODEC", "int8")
+
+
+def arena_bytes(pool: MHATokenToKVPoolHost) -> int:
+    return int(pool.kv_buffer.numel() * pool.kv_buffer.element_size())
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_a_ratio_takes_the_bytes_of_the_stock_pool(layout: str, page_size: int) -> None:
+    info = buffer_info(page_size=page_size)
+    stock = host_pool(
+        info, page_size=page_size, layout=layout, cls=MHATokenToKVPoolHostCopy, ratio=8
+    )
+    ours = host_pool(info, page_size=page_size, layout=layout, ratio=8)
+    assert arena_bytes(stock) - ours.layout_of_records.page_bytes < arena_bytes(ours)
+    assert arena_bytes(ours) <= arena_bytes(stock)
+    assert ours.size_per_token * ours.size == arena_bytes(ours)
+    assert ours.size == ours.page_num * page_size
+    # 384 B against 198 B a row, and what rounding a page to 128 B costs.
+    gain = STOCK_BYTES / ours.layout_of_records.bytes_per_token
+    assert ours.size / stock.size == pytest.approx(gain, rel=page_size / stock.size)
+
+
+def test_sizing_by_tokens_saves_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIQCACHE_SIZING", "tokens")
+    info = buffer_info()
+    stock, ours = host_pool(info, cls=MHATokenToKVPoolHostCopy), host_pool(info)
+    assert ours.size == stock.size
+    assert arena_bytes(ours) / arena_bytes(stock) == ours.size_per_token / STOCK_BYTES
+
+
+@pytest.mark.parametrize("sizing", ["bytes", "tokens"])
+def test_a_size_in_gigabytes_means_bytes_either_way(
+    sizing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIQCACHE_SIZING", sizing)
+    pool = host_pool(buffer_info(), size_gb=0.001)
+    assert pool.size == int(1e6 // pool.size_per_token) + 1
+
+
+def test_a_capacity_that_sglang_fixes_is_kept() -> None:
+    assert host_pool(buffer_info(), host_token_capacity=40).size == 40
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
+    codec: str, layout: str, page_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIQCACHE_CODEC", codec)
+    info = buffer_info(96, dtype=dtype, page_size=page_size)
+    pool = host_pool(info, layout=layout, page_size=page_size, tokens=96)
+    k = [t.clone() for t in info.buffers.k]
+    v = [t.clone() for t in info.buffers.v]
+    source = torch.randperm(96)[:32]
+    slots = pool.alloc(64)[torch.randperm(64)[:32]]
+    before = pool.kv_buffer.clone().fill_(0xA5)
+    pool.kv_buffer.copy_(before)
+    pool.backup_from_device_all_layer(None, slots, source, "kernel")
+
+    # Only the named slots' rows changed.
+    touched = torch.zeros_like(before, dtype=torch.bool)
+    for plane in pool.layout_of_records.planes(pool.page_num):
+        for slot in slots.tolist():
+            for layer in range(LAYERS):
+                start = plane.offset(slot, layer, page_size)
+                touched[start : start + plane.row_bytes] = True
+    assert torch.equal(pool.kv_buffer[~touched], before[~touched])
+
+    target = torch.arange(96)[torch.randperm(96)][:32]
+    for layer in range(LAYERS):
+        pool.load_to_device_per_layer(None, slots, target, layer, "kernel")
+    reference = get_codec(codec)
+    untouched = torch.ones(96, dtype=torch.bool)
+    untouched[target] = False
+    for buffers, originals in ((info.buffers.k, k), (info.buffers.v, v)):
+        for now, then in zip(buffers, originals, strict=True):
+            expected = reference.decode(*reference.encode(then[source]), dtype)
+            assert torch.equal(now[target], expected)
+            assert torch.equal(now[untouched], then[untouched])
+
+
+def test_layers_of_a_draft_model_are_left_to_it() -> None:
+    pool = host_pool(buffer_info())
+    slots = pool.alloc(4)
+    pool.backup_from_device_all_layer(None, slots, torch.arange(4), "kernel")
+    pool.load_to_device_per_layer(None, slots, torch.arange(4), LAYERS, "kernel")  # no error
+
+
+def test_no_tokens_is_no_work() -> None:
+    pool = host_pool(buffer_info())
+    none = torch.empty(0, dtype=torch.int64)
+    pool.backup_from_device_all_layer(None, none, none, "kernel")
+    pool.load_to_device_per_layer(None, none, none, 0, "kernel")
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_thousands_of_backups_frees_and_restores_never_mix_prefixes(
+    codec: str, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random cycles at full occupancy, against a plain-Python record of who owns which slot."""
+    monkeypatch.setenv("HIQCACHE_CODEC", codec)
+    tokens = 32
+    info = buffer_info(tokens, page_size=page_size)
+    pool = host_pool(info, ratio=3, page_size=page_size, tokens=tokens)
+    reference = get_codec(codec)
+    chance = random.Random(5)
+    held: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+    restored = 0
+    for step in range(3000):
+        if held and chance.random() < 0.4:
+            slots, expected = held[chance.choice(list(held))]
+            rows = torch.tensor(chance.sample(range(tokens), len(slots)))
+            for layer in range(LAYERS):
+                pool.load_to_device_per_layer(None, slots, rows, layer, "kernel")
+            found = [b[rows] for b in (*info.buffers.k, *info.buffers.v)]
+            assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+            restored += 1
+            continue
+        count = page_size * chance.randint(1, 8 // page_size)
+        while (slots := pool.alloc(count)) is None:
+            victim = chance.choice(list(held))
+            pool.free(held.pop(victim)[0])
+        rows = torch.tensor(chance.sample(range(tokens), count))
+        for buffer in (*info.buffers.k, *info.buffers.v):
+            buffer[rows] = torch.randn(count, HEADS, DIM).to(torch.bfloat16)
+        pool.backup_from_device_all_layer(None, slots, rows, "kernel")
+        expected = [
+            reference.decode(*reference.encode(b[rows]), torch.bfloat16)
+            for b in (*info.buffers.k, *info.buffers.v)
+        ]
+        held[step] = (slots, expected)
+    assert restored > 500
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_the_copying_pool_restores_bf16_exactly(layout: str, page_size: int) -> None:
+    info = buffer_info(64, page_size=page_size)
+    pool = host_pool(info, layout=layout, page_size=page_size, cls=MHATokenToKVPoolHostCopy)
+    originals = [b.clone() for b in (*info.buffers.k, *info.buffers.v)]
+    slots, rows = pool.alloc(32).flip(0), torch.arange(16, 48)
+    pool.backup_from_device_all_layer(None, slots, rows, "kernel")
+    for buffer in (*info.buffers.k, *info.buffers.v):
+        buffer.fill_(-1)
+    for layer in range(LAYERS):
+        pool.load_to_device_per_layer(None, slots, rows, layer, "kernel")
+    for now, then in zip((*info.buffers.k, *info.buffers.v), originals, strict=True):
+        assert torch.equal(now[rows], then[rows])
+        assert (now[:16] == -1).all()
+    assert pool.get_size_per_token() == STOCK_BYTES

@@ -1,0 +1,42 @@
+"""HIQCACHE_ variables: values, defaults and errors that say what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hiqcache.settings import Settings, SettingsError
+
+
+def test_defaults() -> None:
+    assert Settings.from_env({}) == Settings("bf16", "auto", "bytes", True)
+    assert not Settings.from_env({"PATH": "/bin"}).quantises
+
+
+def test_every_variable_is_read() -> None:
+    env = {
+        "HIQCACHE_CODEC": "int8-rot",
+        "HIQCACHE_TRANSFER": "torch",
+        "HIQCACHE_SIZING": "tokens",
+        "HIQCACHE_METRICS": "0",
+    }
+    assert Settings.from_env(env) == Settings("int8-rot", "torch", "tokens", False)
+
+
+def test_an_empty_value_is_the_default() -> None:
+    assert Settings.from_env({"HIQCACHE_CODEC": ""}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"HIQCACHE_CODEC": "int7"}, "HIQCACHE_CODEC='int7': it must be one of bf16, int8, int8-"),
+        ({"HIQCACHE_SIZING": "gb"}, "one of bytes, tokens"),
+        ({"HIQCACHE_METRICS": "yes"}, "one of 1, 0"),
+        ({"HIQCACHE_COODEC": "int8"}, "Did you mean HIQCACHE_CODEC"),
+        ({"HIQCACHE_X": "1"}, "Known: HIQCACHE_CODEC, HIQCACHE_TRANSFER"),
+        ({"HIQCACHE_TRANSFER": "torch"}, "does nothing with HIQCACHE_CODEC=bf16"),
+    ],
+)
+def test_errors_say_what_is_allowed(env: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings.from_env(env)
