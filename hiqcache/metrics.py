@@ -36,14 +36,15 @@ _GAUGE_MODE: Literal["livemostrecent"] = "livemostrecent"
 
 
 class PoolLabels(NamedTuple):
-    """What names a host pool. pp_rank and dp_rank keep stages and replicas of one server apart."""
+    """What names a host pool. Ranks and model are called as in SGLang's own metrics."""
 
     codec: str
     transfer: str
     pool: str
-    tp_rank: str = "0"
-    pp_rank: str = "0"
-    dp_rank: str = "0"
+    tp_rank: str
+    pp_rank: str
+    dp_rank: str
+    model_name: str
 
 
 class HostTierMetrics:
@@ -83,6 +84,11 @@ class HostTierMetrics:
         self.staging_bytes = gauge(
             "hiqcache_staging_bytes",
             "Bytes of GPU memory that the pool's transfers hold for staging.",
+        )
+        self.host_memory_available = gauge(
+            "hiqcache_host_memory_available_bytes",
+            "Bytes that the server may still take before its cgroup's or the machine's limit, page "
+            "cache counted as free; read every 10 s while the server works.",
         )
         self.build_info = gauge(
             "hiqcache_build_info",
@@ -144,6 +150,7 @@ class PoolMetrics:
         self.used_tokens = families.used_tokens.labels(*labels)
         self.bytes_per_token = families.bytes_per_token.labels(*labels)
         self.staging_bytes = families.staging_bytes.labels(*labels)
+        self.host_memory_available = families.host_memory_available.labels(*labels)
         self.evicted_tokens = families.evicted_tokens.labels(*labels)
         self.backup_tokens = families.backup_tokens.labels(*labels)
         self.backup_bytes = families.backup_bytes.labels(*labels)

@@ -13,7 +13,8 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.mem_cache.host_memory import available_host_memory_bytes
+from sglang.srt.runtime_context import get_parallel, get_serving
 
 from hiqcache.metrics import PoolLabels, PoolMetrics, process_metrics
 from hiqcache.settings import STOCK
@@ -22,6 +23,9 @@ from hiqcache.sglang.row_sample import RowSampler
 from hiqcache.sglang.support import installed_sglang
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two readings of the host's free memory, each some 0.2 ms of system files.
+_MEMORY_PERIOD = 10.0
 
 _evicting: ContextVar[bool] = ContextVar("hiqcache_evicting", default=False)
 
@@ -124,6 +128,7 @@ class _Observer:
         self.metrics.capacity_bytes.set(pool.size * self.token_bytes)
         self.metrics.bytes_per_token.set(self.token_bytes)
         self._staging = -1
+        self._memory_due = 0.0
         self.settle()
         self.occupancy()
 
@@ -135,6 +140,11 @@ class _Observer:
         if staging != self._staging:
             self._staging = staging
             self.metrics.staging_bytes.set(staging)
+        now = time.monotonic()
+        if now >= self._memory_due:
+            self._memory_due = now + _MEMORY_PERIOD
+            available = available_host_memory_bytes(allow_cgroup_fallback=True)
+            self.metrics.host_memory_available.set(available)
 
     def occupancy(self) -> None:
         self.metrics.used_tokens.set(self._pool.logical_size - self._pool.available_size())
@@ -258,8 +268,15 @@ def labels_of(pool: Any) -> PoolLabels:
         codec = STOCK
         transfer = "copy" if isinstance(pool, MHATokenToKVPoolHostCopy) else "stock"
     parallel = get_parallel()
-    ranks = (parallel.tp_rank, parallel.pp_rank, parallel.dp_rank or 0)
-    return PoolLabels(codec, transfer, str(pool.pool_label), *map(str, ranks))
+    return PoolLabels(
+        codec,
+        transfer,
+        str(pool.pool_label),
+        str(parallel.tp_rank),
+        str(parallel.pp_rank),
+        str(parallel.dp_rank or 0),
+        get_serving().served_model_name,
+    )
 
 
 def staging_bytes(pool: Any) -> int:
