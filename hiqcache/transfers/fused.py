@@ -14,6 +14,7 @@ from hiqcache.codecs.int8 import SCALE_MIN
 from hiqcache.codecs.int8_rot import hadamard, signs
 from hiqcache.transfers import kernels
 from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.indices import IndexSender
 
 
 class Launch(NamedTuple):
@@ -71,7 +72,7 @@ class FusedTransfer(Transfer):
         placements = self._placements()
         self._table = placements.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
-        self._sent: dict[str, _Sent] = {}
+        self._indices = IndexSender(self._device)
         geometry = self._geometry(placements)
         self._backup_launch, self._restore_launch = backup, restore
         self._backup_constants = self._constants(
@@ -101,16 +102,16 @@ class FusedTransfer(Transfer):
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         if len(host_indices) == 0:
             return
-        host = self._on_device("backup host", host_indices)
-        device = self._on_device("backup device", device_indices)
+        host = self._indices.send("backup host", host_indices)
+        device = self._indices.send("backup device", device_indices)
         grid = self._grid(len(host) * len(self.device_k), self._backup_launch)
         self._backup_kernel[grid](*self._backup_arguments(host, device), *self._backup_constants)
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         if len(host_indices) == 0:
             return
-        host = self._on_device("restore host", host_indices)
-        device = self._on_device("restore device", device_indices)
+        host = self._indices.send("restore host", host_indices)
+        device = self._indices.send("restore device", device_indices)
         grid = self._grid(len(host), self._restore_launch)
         self._restore_kernel[grid](
             *self._restore_arguments(layer, host, device), *self._restore_constants
@@ -210,7 +211,8 @@ class FusedTransfer(Transfer):
         return tuple(values[name] for name in kernel.arg_names if name in values)
 
     def _rows(self, launch: Launch) -> int:
-        return max(launch.elements // triton.next_power_of_2(self._dim), DOT_ROWS)
+        rows: int = launch.elements // triton.next_power_of_2(self._dim)
+        return max(rows, DOT_ROWS)
 
     def _grid(self, tokens: int, launch: Launch) -> tuple[int, int, int]:
         tiles = triton.cdiv(tokens * 2 * self._heads, self._rows(launch))
@@ -228,26 +230,6 @@ class FusedTransfer(Transfer):
         decode = matrix * flips[None, :]
         return encode.to(self._device, dtype), decode.to(self._device, dtype)
 
-    def _on_device(self, role: str, indices: torch.Tensor) -> torch.Tensor:
-        if indices.device == self._device:
-            return indices
-        stream = torch.cuda.current_stream(self._device)
-        sent = self._sent.get(role)
-        if sent is None or sent.stream != stream or not torch.equal(sent.host, indices):
-            # torch keeps a pinned block from reuse until copies from it are done.
-            host = torch.empty(len(indices), dtype=torch.int64, pin_memory=True).copy_(indices)
-            sent = _Sent(stream, host, host.to(self._device, non_blocking=True))
-            self._sent[role] = sent
-        return sent.device
-
-
-class _Sent(NamedTuple):
-    """Indices sent to the device, and the stream that may use the copy."""
-
-    stream: torch.cuda.Stream
-    host: torch.Tensor
-    device: torch.Tensor
-
 
 def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     """What ``[grid](*arguments)`` launches: compiled, or as it is under the interpreter.
@@ -262,5 +244,4 @@ def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
 
 
 def _bf16_bits(value: float) -> int:
-    bits: int = torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).item()
-    return bits
+    return int(torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).item())

@@ -1,0 +1,137 @@
+"""A pool for the tests of transfers: device buffers and an arena, and the same on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from hiqcache.codecs import get_codec
+from hiqcache.codecs.base import Codec
+from hiqcache.record import Format, Order, RecordLayout
+from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.torch import TorchTransfer
+
+#: What untouched arena bytes hold.
+POISON = 0xAB
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The geometry of a pool. ``row_stride`` is the slot stride of device buffers, in rows."""
+
+    codec: str = "int8"
+    layers: int = 2
+    heads: int = 2
+    dim: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    page_size: int = 1
+    order: Order = "page_first"
+    format: Format = "packed"
+    host_slots: int = 64
+    device_slots: int = 48
+    row_stride: int = 1
+
+    @property
+    def layout(self) -> RecordLayout:
+        rows = get_codec(self.codec).row_formats(self.heads, self.dim)
+        return RecordLayout(self.layers, self.page_size, *rows, self.order, self.format)
+
+    def but(self, **changes: object) -> Shape:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+class Pool:
+    """Device buffers filled with NaN, and a poisoned arena, on ``device``."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self.codec: Codec = get_codec(shape.codec)
+        pages = shape.host_slots // shape.page_size
+        layout = shape.layout
+        self.arena = Arena(
+            torch.full(
+                (layout.arena_bytes(pages),),
+                POISON,
+                dtype=torch.uint8,
+                pin_memory=device.type == "cuda",
+            ),
+            layout,
+            pages,
+        )
+        self.k, self.v = self._buffers(), self._buffers()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        shape = self.shape
+        size = (shape.device_slots, shape.row_stride, shape.heads, shape.dim)
+        return [
+            torch.full(size, torch.nan, dtype=shape.dtype, device=self.device)[:, 0]
+            for _ in range(shape.layers)
+        ]
+
+    def fill(self, seed: int = 0) -> Pool:
+        """Random rows, with rows of all that is awkward among them."""
+        for index, buffer in enumerate((*self.k, *self.v)):
+            buffer.copy_(awkward_rows(self.shape, seed + index))
+        return self
+
+    def reference(self) -> tuple[TorchTransfer, Pool]:
+        """A copy of this pool on the CPU, and the torch transfer on it."""
+        copy = Pool(self.shape, torch.device("cpu"))
+        copy.arena.buffer.copy_(self.arena.buffer)
+        for mine, theirs in zip((*self.k, *self.v), (*copy.k, *copy.v), strict=True):
+            theirs.copy_(mine)
+        return TorchTransfer(copy.codec, copy.arena, copy.k, copy.v), copy
+
+    def restore_all(self, transfer: Transfer, host: torch.Tensor, device: torch.Tensor) -> None:
+        for layer in range(self.shape.layers):
+            transfer.restore(layer, host, device)
+
+    def rows(self) -> torch.Tensor:
+        """All device rows ``[2, layers, slots, heads, head_dim]`` on the CPU."""
+        return torch.stack([torch.stack(self.k), torch.stack(self.v)]).cpu()
+
+    def indices(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Host and device slots of ``tokens`` tokens in random order, on the pool's device."""
+        random = torch.Generator().manual_seed(seed)
+        host = torch.randperm(self.shape.host_slots, generator=random)[:tokens]
+        rows = torch.randperm(self.shape.device_slots, generator=random)[:tokens]
+        return host.to(self.device), rows.to(self.device)
+
+
+def awkward_rows(shape: Shape, seed: int) -> torch.Tensor:
+    """``[device_slots, heads, head_dim]``: one head each of awkward values, the rest random."""
+    random = torch.Generator().manual_seed(seed)
+    info = torch.finfo(shape.dtype)
+    rows = torch.randn(shape.device_slots, shape.heads, shape.dim, generator=random)
+    rows = rows.to(shape.dtype)
+    flat = rows.view(-1, shape.dim)
+    order = iter(torch.randperm(len(flat), generator=random).tolist())
+    ramp = torch.linspace(-1, 1, shape.dim)
+    for values in (
+        torch.zeros(shape.dim),
+        -torch.zeros(shape.dim),
+        ramp * info.max,
+        ramp * info.tiny,
+        ramp * info.smallest_normal * info.eps * 4,
+        ramp.sign() * info.max,
+        torch.full((shape.dim,), 1.0),
+        torch.randint(-127, 128, (shape.dim,), generator=random) + 0.5,  # ties at scale 1
+    ):
+        flat[next(order)] = values.to(shape.dtype)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        flat[next(order), int(torch.randint(shape.dim, (), generator=random))] = value
+    flat[next(order), 0] = 1e4  # an outlier
+    bits = torch.randint(-(2**15), 2**15, (shape.dim,), generator=random, dtype=torch.int16)
+    flat[next(order)] = bits.view(shape.dtype)
+    return rows
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal bit for bit, but for the payload of a NaN, which rounding does not define."""
+    left, right = left.cpu(), right.cpu()
+    nan = left.isnan() & right.isnan()
+    return bool(((left.view(torch.int16) == right.view(torch.int16)) | nan).all())
