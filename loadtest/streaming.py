@@ -1,0 +1,175 @@
+"""Sends one request to an OpenAI-compatible endpoint and times its stream at the token.
+
+A client that times the response's headers, or reads the stream whole, sees a first token that has
+little to do with the model's. Here every chunk is stamped when it comes off the socket, and SGLang
+is asked to count the tokens in every chunk (``continuous_usage_stats``), so that a chunk that holds
+several tokens is counted as several.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import requests
+import urllib3
+
+from loadtest.workloads.base import Request
+
+Outcome = Literal["ok", "error", "timeout", "truncated"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "truncated")
+
+#: A server that is up accepts a connection at once, however long its queue is.
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Sample:
+    """What became of one request; times in seconds from sending it.
+
+    outcome: ``ok`` where the stream came to its end; ``error`` for a refused connection, an HTTP
+        status other than 200, an error inside the stream or an aborted request; ``timeout`` where
+        it took too long; ``truncated`` where it broke off before its end was announced.
+    ttft: until the first token. Meaningful, like every time here, only where the outcome is ok.
+    itl: gaps between tokens; a chunk of n tokens counts as n equal gaps.
+    e2e: until the end of the stream.
+    cached_device, cached_host: prompt tokens that came from L1 and from L2.
+    """
+
+    workload: str
+    arm: str
+    outcome: Outcome
+    detail: str = ""
+    ttft: float = 0.0
+    e2e: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_device: int = 0
+    cached_host: int = 0
+    text: str = ""
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first; None where there was only one."""
+        if self.output_tokens < 2:
+            return None
+        return (self.e2e - self.ttft) / (self.output_tokens - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for Locust's own messages; the text stays behind."""
+        return {**asdict(self), "text": ""}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Sample:
+        """The inverse of to_dict."""
+        return cls(**data)
+
+
+class _StreamFailedError(Exception):
+    """The server reported an error where the stream should have gone on."""
+
+
+def send(
+    session: requests.Session,
+    url: str,
+    arm: str,
+    workload: str,
+    request: Request,
+    timeout: float,
+) -> Sample:
+    """Send ``request`` to the server at ``url`` and read its stream to the end.
+
+    ``timeout`` (seconds) bounds both the silence between two chunks and the whole. Never raises for
+    what a server or a network does: that is the sample's outcome.
+    """
+    sample = Sample(workload, arm, "truncated")
+    start = time.perf_counter()
+    try:
+        with session.post(
+            f"{url}{request.path}",
+            json=request.body(),
+            stream=True,
+            timeout=(min(CONNECT_TIMEOUT_S, timeout), timeout),
+        ) as response:
+            if response.status_code != 200:
+                sample.outcome = "error"
+                sample.detail = f"HTTP {response.status_code}: {response.text[:200]}"
+                return sample
+            _read(sample, response, start, timeout)
+    # urllib3's own read timeout passes through requests unwrapped while a body is streamed.
+    except (requests.Timeout, urllib3.exceptions.ReadTimeoutError, TimeoutError) as error:
+        sample.outcome, sample.detail = "timeout", f"{type(error).__name__} after {timeout:g} s"
+    except (_StreamFailedError, ValueError) as error:
+        sample.outcome, sample.detail = "error", str(error)[:200]
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        # requests reports a socket's time-out amid a body as a ConnectionError.
+        if isinstance(error.__context__, urllib3.exceptions.ReadTimeoutError):
+            sample.outcome, sample.detail = "timeout", f"silent for {timeout:g} s"
+        else:
+            sample.outcome = "truncated" if sample.output_tokens else "error"
+            sample.detail = f"{type(error).__name__}: {error}"[:200]
+    return sample
+
+
+def _read(sample: Sample, response: requests.Response, start: float, timeout: float) -> None:
+    """Fill ``sample`` from the stream. Raises what requests raises, and _StreamFailedError."""
+    finished = False
+    last = 0.0
+    texts: list[str] = []
+    for moment, payload in _events(response):
+        now = moment - start
+        if now > timeout:
+            raise TimeoutError
+        if payload == "[DONE]":
+            if finished:
+                sample.outcome, sample.e2e, sample.text = "ok", now, "".join(texts)
+            else:
+                sample.detail = "[DONE] without a finish reason"
+            return
+        event = json.loads(payload)
+        if "error" in event:
+            raise _StreamFailedError(str(event["error"]))
+        tokens = _account(sample, event)
+        for choice in event.get("choices") or ():
+            texts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+            if choice.get("finish_reason") == "abort":
+                raise _StreamFailedError("the server aborted the request")
+            finished = finished or choice.get("finish_reason") is not None
+        if tokens and not last:
+            sample.ttft = last = now
+            # Tokens that share the first chunk came at its moment: they have no gap to report.
+        elif tokens:
+            sample.itl.extend([(now - last) / tokens] * tokens)
+            last = now
+    sample.detail = "the stream ended without [DONE]"
+
+
+def _account(sample: Sample, event: dict[str, Any]) -> int:
+    """Take an event's token counts into ``sample``; returns how many tokens are new."""
+    usage = event.get("usage") or {}
+    new: int = max(0, usage.get("completion_tokens", 0) - sample.output_tokens)
+    sample.output_tokens += new
+    sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
+    cached = (event.get("sglext") or {}).get("cached_tokens_details") or {}
+    sample.cached_device = cached.get("device", sample.cached_device)
+    sample.cached_host = cached.get("host", sample.cached_host)
+    return new
+
+
+def _events(response: requests.Response) -> Iterator[tuple[float, str]]:
+    """The stream's server-sent events, each with the moment its last byte arrived.
+
+    With ``chunk_size=None`` every HTTP chunk is handed over when it arrives; nothing waits for a
+    buffer to fill.
+    """
+    pending = b""
+    for chunk in response.iter_content(chunk_size=None):
+        now = time.perf_counter()
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield now, line[len(b"data:") :].strip().decode()

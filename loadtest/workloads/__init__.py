@@ -1,0 +1,20 @@
+"""Workloads: what is sent. Plain Python; nothing here knows Locust or a server."""
+
+from loadtest.workloads.base import Conversation, Request, Workload, poisson
+from loadtest.workloads.chat import Chat
+from loadtest.workloads.shared_prefix import SharedPrefix
+from loadtest.workloads.trace import Trace, TraceError
+
+WORKLOADS: tuple[type[Workload], ...] = (SharedPrefix, Chat, Trace)
+
+__all__ = [
+    "WORKLOADS",
+    "Chat",
+    "Conversation",
+    "Request",
+    "SharedPrefix",
+    "Trace",
+    "TraceError",
+    "Workload",
+    "poisson",
+]
