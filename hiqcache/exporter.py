@@ -1,0 +1,330 @@
+"""`hiqcache exporter`: what no single server knows. Compares two arms by their own /metrics.
+
+It scrapes both servers every few seconds, keeps a window of what their counters said, and serves
+ratios and differences of the two windows on /metrics; /healthz answers as long as the process
+works. An arm that cannot be scraped is a metric (hiqcache_arm_up 0), and its comparisons are left
+out until it is back. Needs neither torch nor SGLang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import threading
+import time
+import urllib.request
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+PORT = 9645
+
+_PROMPT = "sglang:prefill_effective_tokens_total"
+
+#: Counters that comparisons are made of, each with the label that keeps its series apart. Other
+#: labels (ranks) are added up on both sides of every ratio.
+_COUNTERS = {
+    _PROMPT: "mode",
+    "hiqcache_restore_seconds_sum": "",
+    "hiqcache_restore_tokens_total": "",
+    "hiqcache_backup_seconds_sum": "",
+    "hiqcache_backup_tokens_total": "",
+}
+_GAUGES = ("hiqcache_l2_capacity_tokens", "hiqcache_l2_bytes_per_token")
+
+#: Without a proxy: one of the environment has no business between the exporter and its arms.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+Totals = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One scrape of an arm: counters by (name, label value), and gauges by name."""
+
+    at: float
+    counters: Totals
+    gauges: Mapping[str, float]
+
+
+def read_page(page: str, at: float) -> Reading:
+    """What ``page``, a server's /metrics in text form, says at time ``at`` (seconds)."""
+    wanted = tuple(name.removesuffix("_sum") for name in (*_COUNTERS, *_GAUGES))
+    # Most of the page is histograms of SGLang's; reading them all takes ten times as long.
+    lines = [line for line in page.splitlines() if line.startswith(wanted)]
+    counters: dict[tuple[str, str], float] = defaultdict(float)
+    gauges: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        for sample in family.samples:
+            if sample.name in _COUNTERS:
+                key = (sample.name, sample.labels.get(_COUNTERS[sample.name], ""))
+                counters[key] += sample.value
+            elif sample.name in _GAUGES:
+                gauges[sample.name] += sample.value
+    return Reading(at, counters, gauges)
+
+
+@dataclass
+class Arm:
+    """One server, and what it said within the last ``window`` seconds."""
+
+    name: str
+    url: str
+    window: float
+    readings: deque[Reading] = field(default_factory=deque)
+    up: bool = False
+    failures: int = 0
+
+    def fetch(self, timeout: float) -> None:
+        """Scrape once. A failure is noted, not raised."""
+        try:
+            with _OPENER.open(self.url, timeout=timeout) as answer:
+                reading = read_page(answer.read().decode(), time.monotonic())
+        except (OSError, ValueError) as error:
+            if self.up or not self.failures:
+                logger.warning("arm %s is down: %s: %s", self.name, self.url, error)
+            self.up = False
+            self.failures += 1
+            return
+        if not self.up:
+            logger.info("arm %s is up: %s", self.name, self.url)
+        self.up = True
+        self.take(reading)
+
+    def take(self, reading: Reading) -> None:
+        """Add ``reading``; a counter that fell means a restart, which begins a new window."""
+        last = self.readings[-1].counters if self.readings else {}
+        if any(reading.counters.get(key, 0.0) < value for key, value in last.items()):
+            self.readings.clear()
+        self.readings.append(reading)
+        while len(self.readings) > 2 and self.readings[1].at <= reading.at - self.window:
+            self.readings.popleft()
+
+    def growth(self, name: str, label: str = "") -> float:
+        """How much a counter grew within the window."""
+        first, last = self.readings[0].counters, self.readings[-1].counters
+        return last.get((name, label), 0.0) - first.get((name, label), 0.0)
+
+    def hit_ratio(self) -> float | None:
+        """Share of prompt tokens that came from the cache, L1 or L2; None without prompts."""
+        hits = self.growth(_PROMPT, "device_hit") + self.growth(_PROMPT, "host_hit")
+        prompts = hits + self.growth(_PROMPT, "input")
+        return hits / prompts if prompts else None
+
+    def gauge(self, name: str) -> float | None:
+        """A gauge's last value, summed over ranks; None where the server has none."""
+        return self.readings[-1].gauges.get(name) or None
+
+    def seconds_per_token(self, transfer: str) -> float | None:
+        """Mean seconds a token of ``restore`` or ``backup``; None without any in the window."""
+        tokens = self.growth(f"hiqcache_{transfer}_tokens_total")
+        return self.growth(f"hiqcache_{transfer}_seconds_sum") / tokens if tokens else None
+
+
+class Comparison(Collector):
+    """Serves the arms' states and, where both are up, the treatment against the control."""
+
+    def __init__(self, control: Arm, treatment: Arm) -> None:
+        self.control, self.treatment = control, treatment
+
+    def collect(self) -> Iterable[Metric]:
+        arms = (self.control, self.treatment)
+        yield _family(
+            "hiqcache_arm_up",
+            "Whether the exporter's last scrape of the arm worked.",
+            {(arm.name,): float(arm.up) for arm in arms},
+            ("arm",),
+        )
+        failures = CounterMetricFamily(
+            "hiqcache_arm_scrape_failures", "Scrapes of the arm that failed.", labels=("arm",)
+        )
+        for arm in arms:
+            failures.add_metric((arm.name,), arm.failures)
+        yield failures
+        live = [arm for arm in arms if arm.up and arm.readings]
+        ratios: dict[tuple[str, ...], float] = {
+            (arm.name,): ratio for arm in live if (ratio := arm.hit_ratio()) is not None
+        }
+        yield _family(
+            "hiqcache_arm_hit_ratio",
+            "Share of the arm's prompt tokens within the window that came from L1 or L2.",
+            ratios,
+            ("arm",),
+        )
+        if len(live) == 2:
+            yield from self._compared()
+
+    def _compared(self) -> Iterator[Metric]:
+        control, treatment = self.control, self.treatment
+
+        def divided(read: Callable[[Arm], float | None], inverse: bool = False) -> float | None:
+            above, below = read(treatment), read(control)
+            if inverse:
+                above, below = below, above
+            return above / below if above is not None and below else None
+
+        theirs, ours = control.hit_ratio(), treatment.hit_ratio()
+        gain = None if theirs is None or ours is None else ours - theirs
+        values: list[tuple[str, str, float | None]] = [
+            (
+                "hiqcache_hit_ratio_gain",
+                "Treatment's hit ratio less the control's, within the window (0.1: ten points).",
+                gain,
+            ),
+            (
+                "hiqcache_capacity_ratio",
+                "Tokens that the treatment's L2 holds over those that the control's holds.",
+                divided(lambda arm: arm.gauge("hiqcache_l2_capacity_tokens")),
+            ),
+            (
+                "hiqcache_density_ratio",
+                "Tokens the treatment holds in the bytes in which the control holds one.",
+                divided(lambda arm: arm.gauge("hiqcache_l2_bytes_per_token"), inverse=True),
+            ),
+            (
+                "hiqcache_restore_time_ratio",
+                "Treatment's seconds a restored token over the control's, within the window.",
+                divided(lambda arm: arm.seconds_per_token("restore")),
+            ),
+            (
+                "hiqcache_backup_time_ratio",
+                "Treatment's seconds a backed-up token over the control's, within the window.",
+                divided(lambda arm: arm.seconds_per_token("backup")),
+            ),
+        ]
+        labels = ("control", "treatment")
+        for name, text, value in values:
+            if value is not None:
+                yield _family(name, text, {(control.name, treatment.name): value}, labels)
+
+
+def _family(
+    name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """No line a scrape."""
+
+
+def application(comparison: Comparison) -> Callable[..., Iterable[bytes]]:
+    """A WSGI application: /metrics, /healthz."""
+    registry = CollectorRegistry()
+    registry.register(comparison)
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if path == "/metrics":
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
+        if path == "/healthz":
+            arms = (comparison.control, comparison.treatment)
+            body = json.dumps({"status": "ok", "arms": {arm.name: arm.up for arm in arms}})
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [body.encode() + b"\n"]
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"/metrics and /healthz are here\n"]
+
+    return answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to ``parser``."""
+    for role, name in (("control", "bf16"), ("treatment", "int8")):
+        parser.add_argument(
+            f"--{role}",
+            default=f"{name}=http://sglang-{name}:30000/metrics",
+            help=f"the {role} arm: its name and the address of its metrics (default %(default)s)",
+            metavar="NAME=URL",
+        )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="port to serve on (default %(default)s; 0: any)"
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=5.0,
+        help="seconds between scrapes (default %(default)s)",
+        metavar="S",
+    )
+    parser.add_argument(
+        "--window",
+        type=float,
+        default=300.0,
+        help="seconds that ratios look back on (default %(default)s)",
+        metavar="S",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Scrape and serve until SIGTERM or SIGINT. Raises ValueError for bad arguments."""
+    if not 0 < arguments.interval < arguments.window:
+        raise ValueError(
+            f"--interval {arguments.interval:g} --window {arguments.window:g}: the interval must "
+            "be positive and shorter than the window."
+        )
+    control, treatment = (
+        _arm(role, getattr(arguments, role), arguments.window) for role in ("control", "treatment")
+    )
+    if control.name == treatment.name:
+        raise ValueError(
+            f"--control and --treatment are both called {control.name}: name them apart."
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        server = make_server(
+            arguments.host,
+            arguments.port,
+            application(Comparison(control, treatment)),
+            ThreadingWSGIServer,
+            _QuietHandler,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"cannot serve on {arguments.host}:{arguments.port}: {error}. Choose another --port."
+        ) from error
+    logger.info("serving http://%s:%d/metrics", arguments.host, server.server_port)
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    with ThreadPoolExecutor(2) as pool:
+        while not stop.is_set():
+            started = time.monotonic()
+            list(pool.map(lambda arm: arm.fetch(arguments.interval), (control, treatment)))
+            stop.wait(max(0.0, started + arguments.interval - time.monotonic()))
+    server.shutdown()
+    return 0
+
+
+def _arm(role: str, text: str, window: float) -> Arm:
+    name, found, url = text.partition("=")
+    if not (name and found and url.startswith(("http://", "https://"))):
+        raise ValueError(
+            f"--{role} {text}: give a name and an address, such as "
+            "int8=http://127.0.0.1:30000/metrics."
+        )
+    return Arm(name, url, window)
