@@ -1,0 +1,1 @@
+"""Prometheus rules, Grafana dashboards as code, and what checks and draws them."""
