@@ -33,12 +33,16 @@ from tqdm import tqdm
 from hiqcache.codecs import CODEC_NAMES
 from loadtest.completions import Completion, client_of, complete
 from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape
 
 #: L1, in tokens, and SGLang's default ratio of L2 to it: BF16 then holds 4,097 tokens in L2.
 L1_TOKENS = 2048
 RATIO = 2
 PASSAGE_TOKENS = 600
+#: Whole pages are cached. A prompt that ends inside a page has its tail computed anew whether its
+#: prefix comes from L1 or from L2, so both answers run the same shapes to the last token; with
+#: pages of 1, a prefix in L1 would bring the tail's rows too, as another shape computed them.
+PAGE_TOKENS = 16
 ANSWER_TOKENS = 8
 ROUNDS = 3
 #: Passages a working set: 12 x 600 tokens are 1.8 times BF16's L2 and fit INT8's; 5 fit both.
@@ -53,7 +57,7 @@ class Answer:
     reference: Completion
 
     @property
-    def comparable(self) -> bool:
+    def restored(self) -> bool:
         """Whether its prompt was restored, to the tokens that the reference found in L1.
 
         Then the model ran the same shapes, and only the restored rows can make a difference.
@@ -120,7 +124,7 @@ def summarise(server: Server, answers: list[Answer]) -> dict[str, Any]:
     device = sum(a.given.device_tokens for a in answers)
     host = sum(a.given.host_tokens for a in answers)
     ttft = sorted(a.given.ttft_ms for a in answers)
-    compared = [a for a in answers if a.comparable]
+    compared = [a for a in answers if a.restored and a.given.prompt_tokens % PAGE_TOKENS]
     equal = sum(a.given.tokens == a.reference.tokens for a in compared)
     return {
         "l2_bytes": round(tokens * per_token),
@@ -143,17 +147,6 @@ def summarise(server: Server, answers: list[Answer]) -> dict[str, Any]:
         "prompts": len(compared),
         "requests": len(answers),
     }
-
-
-def scrape(server: Server) -> dict[str, float]:
-    """The server's metrics, summed over labels."""
-    totals: dict[str, float] = {}
-    text = requests.get(f"{server.url}/metrics", timeout=60).text
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name = re.split(r"[{ ]", line, maxsplit=1)[0]
-            totals[name] = totals.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
-    return totals
 
 
 def table(name: str, arms: Mapping[str, Mapping[str, Any]]) -> str:
@@ -204,13 +197,17 @@ def demo(codec: str, out: Path) -> int:
     """Run the demo and write ``out``/summary.json; the exit status."""
     print("Preparing SmolLM2-135M (about 30 s the first time) ...", flush=True)
     model = prepare()
-    args = (*CPU_ARGS, "--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", str(RATIO))
+    args = (
+        *CPU_ARGS,
+        *("--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(L1_TOKENS)),
+        *("--hicache-ratio", str(RATIO), "--skip-server-warmup"),
+    )
     arms = {
         name: Server(
             f"the {name} server",
             model,
             out / f"server-{name}.log",
-            (*args, "--skip-server-warmup"),
+            args,
             {**CPU_ENV, "HIQCACHE_CODEC": name},
         )
         for name in ("bf16", codec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,9 +18,9 @@ from types import TracebackType
 
 import requests
 
-#: What stock SGLang needs to run on a machine without a GPU. --sleep-on-idle: an idle scheduler
-#: would otherwise spin on one of the cores that the measured server needs.
-CPU_ENV = {"SGLANG_PLATFORM": "hiqcache_cpu"}
+#: What stock SGLang needs to run on a machine without a GPU. --sleep-on-idle, and OpenMP threads
+#: that sleep while they wait: an idle server would otherwise spin on a core that another needs.
+CPU_ENV = {"SGLANG_PLATFORM": "hiqcache_cpu", "OMP_WAIT_POLICY": "PASSIVE"}
 CPU_ARGS = (
     "--device",
     "cpu",
@@ -154,6 +155,17 @@ def serving(*servers: Server, timeout: float = 300) -> Iterator[tuple[Server, ..
         for server in servers:
             server.wait(timeout)
         yield servers
+
+
+def scrape(server: Server) -> dict[str, float]:
+    """The server's metrics, summed over labels."""
+    totals: dict[str, float] = {}
+    text = requests.get(f"{server.url}/metrics", timeout=60).text
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name = re.split(r"[{ ]", line, maxsplit=1)[0]
+            totals[name] = totals.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return totals
 
 
 def _end_with_parent() -> None:
