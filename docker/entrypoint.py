@@ -186,8 +186,8 @@ def check_memory(gigabytes: float, ranks: int) -> None:
         )
 
 
-def main(argv: list[str]) -> int:
-    """Check the environment and become SGLang. Returns, with 2, only where it does not start."""
+def main(argv: list[str]) -> None:
+    """Check the environment and become SGLang. Exits with status 2 where it does not start."""
     try:
         if argv not in ([], ["doctor"]):
             raise ConfigurationError(
@@ -204,7 +204,7 @@ def main(argv: list[str]) -> int:
             check_memory(plan[1], configuration.tp)
     except (ConfigurationError, SettingsError, GeometryError) as error:
         print(f"hiqcache container: {error}", file=sys.stderr)
-        return 2
+        sys.exit(2)
     if argv:
         command = ["-m", "hiqcache.cli", "doctor"]
         if plan:
@@ -217,4 +217,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,0 +1,90 @@
+"""The CPU stack of compose.yaml under test: its commands, and questions to its Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.deploy.engine import Engine
+
+REPOSITORY = Path(__file__).parents[2]
+PROJECT = "hiqcache-test"
+
+
+@dataclass
+class Stack:
+    """A Compose project of its own name, on ports of its own.
+
+    files: the Compose files, ports: what the variables <NAME>_PORT say.
+    """
+
+    engine: Engine
+    files: tuple[Path, ...]
+    ports: dict[str, int]
+
+    def compose(self, *arguments: str, timeout: float = 600, check: bool = True) -> str:
+        """Run ``docker compose …``; returns its standard output. Raises EngineError."""
+        files = [part for file in self.files for part in ("--file", str(file))]
+        variables = {f"{name}_PORT": str(port) for name, port in self.ports.items()}
+        return self.engine.docker(
+            *("compose", "--project-name", PROJECT, "--project-directory", str(REPOSITORY)),
+            *files,
+            *arguments,
+            timeout=timeout,
+            check=check,
+            env=variables,
+        ).stdout
+
+    def container(self, service: str) -> str:
+        """The id of a service's only container."""
+        (name,) = self.compose("ps", "--all", "--quiet", service).split()
+        return name
+
+    def inspect(self, service: str, template: str) -> str:
+        """What ``docker inspect`` says of a service's container."""
+        return self.engine.docker(
+            "inspect", "--format", template, self.container(service)
+        ).stdout.strip()
+
+    def url(self, name: str, path: str = "") -> str:
+        """The address of what is published under ``<name>_PORT``."""
+        return f"http://127.0.0.1:{self.ports[name]}{path}"
+
+    def query(self, promql: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """Ask Prometheus: labels and value of every series. Raises requests.RequestException."""
+        answer = requests.get(
+            self.url("PROMETHEUS", "/api/v1/query"),
+            params={"query": promql, **({} if at is None else {"time": at})},
+            timeout=30,
+        )
+        answer.raise_for_status()
+        rows: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return [(row["metric"], float(row["value"][1])) for row in rows]
+
+    def by_arm(self, promql: str) -> dict[str, float]:
+        """The values of ``promql``, which must keep the arm label, by arm."""
+        return {labels["arm"]: value for labels, value in self.query(promql)}
+
+
+def eventually(what: str, holds: Callable[[], Any], timeout: float) -> Any:
+    """Ask until ``holds()`` is true, and return what it returned. Raises AssertionError.
+
+    A connection refused meanwhile (a service that restarts) counts as not yet.
+    """
+    start, last = time.monotonic(), None
+    while time.monotonic() - start < timeout:
+        try:
+            last = holds()
+        except (requests.RequestException, KeyError) as error:
+            last = error
+        else:
+            if last:
+                print(f"  {what}: {last} after {time.monotonic() - start:.0f} s", flush=True)
+                return last
+        time.sleep(2)
+    raise AssertionError(f"{what}: not within {timeout:.0f} s; last seen: {last!r}")
