@@ -52,7 +52,6 @@ def choice(name: str, label: str, metric: str, field: str) -> dashboard.QueryVar
         .label(label)
         .datasource(DATASOURCE)
         .query({"query": query, "refId": f"variable-{name}"})
-        .definition(query)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
         .multi(True)

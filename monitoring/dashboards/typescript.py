@@ -26,7 +26,9 @@ type PromQuery = DataQuery & {
   format?: 'time_series' | 'table' | 'heatmap';
 };
 type PromAnnotation = AnnotationQuery<PromQuery> & { titleFormat?: string };
-type PanelOf<O, F> = Omit<Panel<O, F>, 'targets' | 'options'> & { targets: PromQuery[]; options: O };
+type PanelOf<O, F> = Omit<Panel<O, F>, 'targets' | 'options'> & {
+  targets: PromQuery[]; options: O;
+};
 type Board = Omit<Dashboard, 'panels' | 'annotations'> & {
   panels: (%(panels)s)[]; annotations: { list: PromAnnotation[] };
 };

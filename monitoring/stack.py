@@ -1,0 +1,223 @@
+"""The stack of compose.yaml on loopback, without containers: two CPU servers, Prometheus, exporter,
+load. What the tests query and the preview draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import requests
+import yaml
+
+from loadtest.model import prepare
+from loadtest.servers import CPU_ARGS, CPU_ENV, REPOSITORY, Server, free_port
+
+FOLDER = Path(__file__).resolve().parent
+
+#: L1 of both arms, and SGLang's default ratio of L2 to it: BF16's L2 then holds 2,049 tokens and
+#: INT8's 3,965.
+L1_TOKENS = 1024
+
+#: A working set between the two: 8 prefixes of 400 tokens.
+GROUPS, PREFIX_TOKENS = 8, 384
+
+#: A Prometheus answers in milliseconds; a server that computes on the same two cores may not.
+_TIMEOUT = 60
+
+
+class StackError(RuntimeError):
+    """A part of the stack did not start; the text says which and shows its log."""
+
+
+@dataclass
+class Process:
+    """A program with a log, ended by its own process id."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def __enter__(self) -> Process:
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def wait_for(self, url: str, timeout: float = 60) -> None:
+        """Wait until ``url`` answers 200. Raises StackError."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(url, timeout=_TIMEOUT).status_code == 200:
+                    return
+            time.sleep(0.3)
+        raise StackError(f"{self.name} did not serve {url}:\n{self.log.read_text()[-3000:]}")
+
+
+@dataclass
+class Stack:
+    """A running stack; ``servers`` by arm."""
+
+    servers: dict[str, Server]
+    prometheus: str
+    exporter: str
+    load_port: int
+    folder: Path
+
+    def query(self, expression: str, **parameters: Any) -> list[dict[str, Any]]:
+        """The result of an instant query. Raises requests.HTTPError where Prometheus refuses it."""
+        return self._ask("query", {"query": expression, **parameters})
+
+    def query_range(
+        self, expression: str, start: float, end: float, step: float
+    ) -> list[dict[str, Any]]:
+        """The result of a range query, times in seconds of the epoch."""
+        return self._ask(
+            "query_range", {"query": expression, "start": start, "end": end, "step": step}
+        )
+
+    def value(self, expression: str) -> float:
+        """The one value of an instant query."""
+        (sample,) = self.query(expression)
+        return float(sample["value"][1])
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule with its health, as Prometheus reports it."""
+        answer = requests.get(f"{self.prometheus}/api/v1/rules", timeout=_TIMEOUT)
+        answer.raise_for_status()
+        return [rule for group in answer.json()["data"]["groups"] for rule in group["rules"]]
+
+    def load(self, seconds: float) -> Process:
+        """Locust, sending both arms the same requests for ``seconds``; use it with ``with``."""
+        arms = ",".join(f"{arm}={server.url}" for arm, server in self.servers.items())
+        options = {
+            "arms": arms,
+            "workload": "shared-prefix",
+            "groups": GROUPS,
+            "prefix-tokens": PREFIX_TOKENS,
+            "suffix-tokens": 16,
+            "output-tokens": 6,
+            "users": 2,
+            "spawn-rate": 2,
+            "run-time": f"{seconds:.0f}s",
+            "metrics-port": self.load_port,
+        }
+        flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless"]
+        return Process("the load", [*command, *flags], self.folder / "load.log")
+
+    def _ask(self, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        answer = requests.post(
+            f"{self.prometheus}/api/v1/{kind}", data=parameters, timeout=_TIMEOUT
+        )
+        if answer.status_code != 200:
+            raise requests.HTTPError(f"{parameters['query']}: {answer.text}", response=answer)
+        result: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return result
+
+
+def loopback_config(targets: dict[str, str]) -> dict[str, Any]:
+    """prometheus.yml with every target that ``targets`` names moved to its value.
+
+    Jobs that look targets up in a network's DNS are left out.
+    """
+    config: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    config["rule_files"] = [str(FOLDER / pattern) for pattern in config["rule_files"]]
+    jobs = [job for job in config["scrape_configs"] if "static_configs" in job]
+    for job in jobs:
+        for group in job["static_configs"]:
+            group["targets"] = [targets[target] for target in group["targets"]]
+    return {**config, "scrape_configs": jobs}
+
+
+@contextlib.contextmanager
+def stack(folder: Path) -> Iterator[Stack]:
+    """Start servers, exporter and Prometheus with logs and data under ``folder``; end them all.
+
+    Raises StackError or ServerError where one does not start.
+    """
+    if shutil.which("prometheus") is None:
+        raise StackError("prometheus is not installed: apt-get install prometheus")
+    model = prepare()
+    sizes = ("--max-total-tokens", str(L1_TOKENS), "--skip-server-warmup")
+    servers = {
+        arm: Server(
+            f"the {arm} server",
+            model,
+            folder / f"server-{arm}.log",
+            (*CPU_ARGS, *sizes, "--served-model-name", model.name),
+            {**CPU_ENV, "HIQCACHE_CODEC": arm},
+        )
+        for arm in ("bf16", "int8")
+    }
+    ports = {name: free_port() for name in ("exporter", "load", "prometheus")}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    config = folder / "prometheus.yml"
+    targets = {
+        **{f"sglang-{arm}:30000": f"127.0.0.1:{server.port}" for arm, server in servers.items()},
+        "exporter:9645": f"127.0.0.1:{ports['exporter']}",
+        "locust:9646": f"127.0.0.1:{ports['load']}",
+        "localhost:9090": f"127.0.0.1:{ports['prometheus']}",
+    }
+    config.write_text(yaml.safe_dump(loopback_config(targets)))
+    arms = {"control": "bf16", "treatment": "int8"}
+    exporter = Process(
+        "the exporter",
+        [
+            *(sys.executable, "-m", "hiqcache.cli", "exporter", "--port", str(ports["exporter"])),
+            *(
+                part
+                for role, arm in arms.items()
+                for part in (f"--{role}", f"{arm}={servers[arm].url}/metrics")
+            ),
+        ],
+        folder / "exporter.log",
+    )
+    prometheus = Process(
+        "Prometheus",
+        [
+            *("prometheus", f"--config.file={config}", "--log.level=warn"),
+            f"--storage.tsdb.path={folder / 'prometheus'}",
+            f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
+        ],
+        folder / "prometheus.log",
+    )
+    with contextlib.ExitStack() as running:
+        # One after the other: both load a model, and SGLang refuses a pool where less than 10 GB of
+        # the machine's memory are free.
+        for server in servers.values():
+            running.enter_context(server)
+            server.wait()
+        running.enter_context(exporter)
+        exporter.wait_for(f"{urls['exporter']}/healthz")
+        running.enter_context(prometheus)
+        prometheus.wait_for(f"{urls['prometheus']}/-/ready")
+        yield Stack(servers, urls["prometheus"], urls["exporter"], ports["load"], folder)
