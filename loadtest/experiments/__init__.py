@@ -1,0 +1,1 @@
+"""The experiments behind `make bench`: what they start, measure, check and report."""

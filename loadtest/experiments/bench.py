@@ -1,0 +1,303 @@
+"""Measures the arms against each other on real servers: experiments A and B, and a sweep.
+
+    python -m loadtest.experiments.bench [--experiments a,b,sweep] [--plan] ...
+
+MODEL, HICACHE_GB, REPEATS and ARMS in the environment set the defaults of the options with those
+names. All servers of an experiment are up at once and take load one at a time, in an order that is
+turned round from repeat to repeat; caches are flushed before each run. Every run is a line of
+DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it stopped. A run
+whose server is not what its layout says is kept, marked, left out of every figure, and repeated
+next time; the bench then ends with a non-zero status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiqcache.geometry import KVGeometry
+from loadtest.experiments import environment, report
+from loadtest.experiments.arms import ARMS, Arm, arms_named
+from loadtest.experiments.checks import deltas, reasons_invalid
+from loadtest.experiments.client import BenchError, Client, closed_loop
+from loadtest.experiments.plan import (
+    CPU,
+    EXPERIMENTS,
+    GPU,
+    WARM_UP_S,
+    Experiment,
+    Point,
+    Scale,
+    experiment,
+)
+from loadtest.experiments.progress import Progress
+from loadtest.experiments.runs import RunLog
+from loadtest.model import REPOSITORY, prepare
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
+
+#: Arms of each experiment, where ARMS is not given; the mover needs CUDA.
+DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": "bf16,int8"}
+
+#: Prompts of a warm-up, visited twice: enough to leave L1 and be restored in full batches.
+WARM_UP_GROUPS = 12
+WARM_UP_SEED = 10_000
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, where, and with what."""
+
+    model: Path
+    geometry: KVGeometry
+    scale: Scale
+    cpu: bool
+    server_args: tuple[str, ...]
+    logs: Path
+
+    def server(self, plan: Experiment, arm: Arm) -> Server:
+        """The arm's server, not yet started."""
+        return Server(
+            arm.name,
+            self.model,
+            self.logs / f"{plan.name}-{arm.name}.log",
+            (
+                *(CPU_ARGS if self.cpu else ()),
+                *plan.server_args(arm, self.geometry),
+                *self.server_args,
+            ),
+            {**(CPU_ENV if self.cpu else {}), **plan.server_env(arm)},
+        )
+
+
+def main() -> int:
+    options = _options()
+    bench, plans = _plans(options)
+    if options.plan:
+        _print_plan(plans, bench)
+        return 0
+    log = RunLog(options.out / "runs.jsonl", _setup(bench))
+    deadline = time.monotonic() + options.budget if options.budget else None
+    progress = Progress(
+        sum(plan.seconds(bench.geometry) for plan in plans if _missing(plan, log)), deadline
+    )
+    try:
+        for plan in plans:
+            _measure(bench, plan, log, progress)
+    except (BenchError, ServerError, OSError, ExceptionGroup) as error:
+        print(f"\n{_reason(error)}", file=sys.stderr)
+        return 1
+    finally:
+        if log.runs:
+            report.write(options.out)
+            print(f"written: {options.out}/report.md, report.html and the JSON beside them")
+    invalid = [run for run in log.latest() if run["invalid"]]
+    for run in invalid:
+        print(
+            f"INVALID RUN: {run['experiment']} {run['point']} {run['arm']}: "
+            + "; ".join(run["invalid"]),
+            file=sys.stderr,
+        )
+    left = sum(len(_missing(plan, log)) for plan in plans)
+    if left:
+        print(f"{left} runs are left: the same command goes on from here.")
+    return 1 if invalid else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.experiments.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    env = os.environ
+    parser.add_argument("--experiments", default=",".join(EXPERIMENTS))
+    parser.add_argument("--model", type=Path, default=env.get("MODEL"), help="a local model folder")
+    parser.add_argument("--hicache-gb", type=int, default=int(env.get("HICACHE_GB") or 0))
+    parser.add_argument("--repeats", type=int, default=int(env.get("REPEATS") or 4))
+    parser.add_argument("--arms", default=env.get("ARMS"), help=f"from {', '.join(ARMS)}")
+    parser.add_argument("--cpu", action="store_true", help="a small scale, SGLang on the CPU")
+    parser.add_argument("--server-args", default="", help="further SGLang arguments, quoted")
+    parser.add_argument("--budget", type=float, help="seconds after which no run is started")
+    parser.add_argument("--plan", action="store_true", help="print what would run, and how long")
+    parser.add_argument("--out", type=Path, help="default: results/<gpu or cpu>")
+    options = parser.parse_args()
+    options.cpu = options.cpu or not torch.cuda.is_available()
+    if options.out is None:
+        options.out = REPOSITORY / "results" / ("cpu" if options.cpu else _slug())
+    if options.model is None and not options.cpu:
+        parser.error("--model DIR (or MODEL=DIR) names the model to serve")
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1; intervals want at least 4")
+    return options
+
+
+def _slug() -> str:
+    return torch.cuda.get_device_name(0).lower().replace("nvidia", "").strip().replace(" ", "-")
+
+
+def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
+    model = options.model or prepare()
+    geometry = KVGeometry.from_path(model)
+    scale = CPU if options.cpu else GPU
+    if options.hicache_gb:
+        scale = replace(scale, l2_gigabytes=options.hicache_gb)
+    names = [name.strip() for name in options.experiments.split(",") if name.strip()]
+    plans = []
+    for name in names:
+        chosen = arms_named(options.arms or DEFAULT_ARMS.get(name, ""))
+        if options.cpu and options.arms is None:
+            chosen = [arm for arm in chosen if arm.transfer != "mover"]
+        plans.append(experiment(name, tuple(chosen), scale, geometry, options.repeats))
+    bench = Bench(
+        model,
+        geometry,
+        scale,
+        options.cpu,
+        tuple(shlex.split(options.server_args)),
+        REPOSITORY / ".cache" / "bench",
+    )
+    return bench, plans
+
+
+def _setup(bench: Bench) -> dict[str, Any]:
+    return {
+        "model": bench.model.name,
+        "dummy_weights": "dummy" in bench.server_args,
+        "server_args": list(bench.server_args),
+        "command": shlex.join(["python", "-m", "loadtest.experiments.bench", *sys.argv[1:]]),
+        "environment": environment.describe(),
+    }
+
+
+def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
+    for plan in plans:
+        arms = ", ".join(
+            f"{arm.name} ({plan.capacity(arm, bench.geometry):,} tokens)" for arm in plan.arms
+        )
+        print(
+            f"{plan.name}: L1 {plan.l1_tokens:,} tokens; L2 {arms}; "
+            f"about {plan.seconds(bench.geometry) / 60:.1f} min"
+        )
+        for point in plan.points:
+            print(
+                f"  {point.name}: {point.groups} x {point.prefix} tokens"
+                f"{', filled first' if point.fill else ''}, {point.requests} requests of "
+                f"+{point.suffix} tokens and {point.output} out, {point.concurrency} at a time, "
+                f"{point.repeats} times"
+            )
+    total = sum(plan.seconds(bench.geometry) for plan in plans)
+    print(f"about {total / 60:.0f} min in all")
+
+
+def _missing(plan: Experiment, log: RunLog) -> list[tuple[Point, int, Arm]]:
+    """The runs that are still to do, in order: repeat by repeat, arms turned round in between."""
+    runs = []
+    for point in plan.points:
+        for repeat in range(point.repeats):
+            arms = plan.arms if repeat % 2 == 0 else plan.arms[::-1]
+            runs += [
+                (point, repeat, arm)
+                for arm in arms
+                if not log.has(plan.name, point.name, repeat, arm.name)
+            ]
+    return runs
+
+
+def _measure(bench: Bench, plan: Experiment, log: RunLog, progress: Progress) -> None:
+    missing = _missing(plan, log)
+    if not missing or progress.over:
+        return
+    arms = [arm for arm in plan.arms if any(each is arm for _, _, each in missing)]
+    servers = [bench.server(plan, arm) for arm in arms]
+    progress.say(f"experiment {plan.name}: starting {', '.join(arm.name for arm in arms)}")
+    with serving(*servers, timeout=600):
+        progress.done(bench.scale.speed.start_s)
+        urls = {arm.name: server.url for arm, server in zip(arms, servers, strict=True)}
+        asyncio.run(_run_all(bench, plan, urls, missing, log, progress))
+
+
+async def _run_all(
+    bench: Bench,
+    plan: Experiment,
+    urls: dict[str, str],
+    missing: Sequence[tuple[Point, int, Arm]],
+    log: RunLog,
+    progress: Progress,
+) -> None:
+    for name, url in urls.items():
+        progress.say(f"experiment {plan.name}: warming up {name}")
+        async with Client(url) as client:
+            await _warm_up(client, plan.points[0])
+        progress.done(WARM_UP_S)
+    for point, repeat, arm in missing:
+        if progress.over:
+            return
+        progress.say(f"experiment {plan.name}, {point.name}, repeat {repeat + 1}: {arm.name}")
+        async with Client(urls[arm.name]) as client:
+            log.add(await _run(bench, plan, point, repeat, arm, client))
+        expected = point.seconds(bench.scale.speed, plan.capacity(arm, bench.geometry))
+        progress.done(expected)
+
+
+async def _warm_up(client: Client, point: Point) -> None:
+    groups = min(WARM_UP_GROUPS, point.groups)
+    fill, _ = replace(point, groups=groups, fill=True, requests=1).prompts(WARM_UP_SEED)
+    for _ in range(2):
+        await closed_loop(client, fill, max(2, point.output), point.concurrency)
+
+
+async def _run(
+    bench: Bench, plan: Experiment, point: Point, repeat: int, arm: Arm, client: Client
+) -> dict[str, Any]:
+    """One run: from empty caches, with the same prompts for every arm of the repeat."""
+    fill, measured = point.prompts(seed=repeat)
+    await client.flush()
+    before = await client.metrics()
+    filled, _ = await closed_loop(client, fill, 1, point.concurrency)
+    timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
+    # The last backups and their counters; SGLang publishes gauges with its next batch of events.
+    await asyncio.sleep(0.5)
+    after = await client.metrics()
+    return {
+        "experiment": plan.name,
+        "point": point.name,
+        "repeat": repeat,
+        "arm": arm.name,
+        "workload": {
+            "groups": point.groups,
+            "prefix": point.prefix,
+            "suffix": point.suffix,
+            "output": point.output,
+            "requests": point.requests,
+            "concurrency": point.concurrency,
+            "fill": point.fill,
+        },
+        "l1_tokens": plan.l1_of(arm),
+        "l2_tokens": plan.capacity(arm, bench.geometry),
+        "bytes_per_token": arm.bytes_per_token(bench.geometry),
+        "stock_tokens": bench.scale.stock_tokens(bench.geometry),
+        "seconds": elapsed,
+        "requests": [timing.as_dict() for timing in timings],
+        "metrics": deltas(before, after),
+        "invalid": reasons_invalid(plan, arm, bench.geometry, [*filled, *timings], before, after),
+    }
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_reason(each) for each in error.exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

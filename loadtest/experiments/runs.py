@@ -1,0 +1,76 @@
+"""The log of runs: JSON lines, one a run, appended when it is over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]
+
+
+class RunLog:
+    """Runs of ``file``, those of earlier sittings included.
+
+    setup: what this sitting measures with (model, versions, hardware, command); kept with each of
+        its runs by number, so that a report can say what made a figure.
+    """
+
+    def __init__(self, file: Path, setup: dict[str, Any]) -> None:
+        self._file = file
+        self._setup = setup
+        self._identity = _identity(setup)
+        _drop_unfinished_line(file)
+        self.runs = read(file)
+
+    def has(self, experiment: str, point: str, repeat: int, arm: str) -> bool:
+        """Whether a valid run of that name was made with the same model, versions and hardware."""
+        key = (experiment, point, repeat, arm)
+        return any(_key(run) == key and not run["invalid"] for run in self._own())
+
+    def add(self, run: Run) -> None:
+        """Append a run."""
+        run = {**run, "setup": self._setup}
+        self.runs.append(run)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(run, separators=(",", ":")) + "\n")
+
+    def latest(self) -> list[Run]:
+        """The last run under each name."""
+        return list({_key(run): run for run in self._own()}.values())
+
+    def _own(self) -> list[Run]:
+        return [run for run in self.runs if _identity(run["setup"]) == self._identity]
+
+
+def read(file: Path) -> list[Run]:
+    """The runs in ``file``; none where it does not exist. Raises ValueError for a damaged line."""
+    if not file.exists():
+        return []
+    runs = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            runs.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file}, line {number}: {error}") from error
+    return runs
+
+
+def _drop_unfinished_line(file: Path) -> None:
+    """Cut off what a sitting that was killed while it wrote has left."""
+    if file.exists():
+        content = file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            file.write_bytes(whole)
+
+
+def _key(run: Run) -> tuple[str, str, int, str]:
+    return run["experiment"], run["point"], run["repeat"], run["arm"]
+
+
+def _identity(setup: dict[str, Any]) -> str:
+    kept = {key: setup[key] for key in ("model", "server_args")}
+    hardware = {key: setup["environment"][key] for key in ("versions", "cpu", "gpus")}
+    return json.dumps([kept, hardware], sort_keys=True)

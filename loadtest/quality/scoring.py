@@ -1,0 +1,124 @@
+"""Asks a server for the distributions over a suffix, and proves where the prefix came from.
+
+SGLang never matches a cached prefix beyond ``logprob_start_len``, so asking for log-probabilities
+from the end of the prefix on leaves the whole prefix to the cache; asking for them from the start
+would have it computed again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import requests
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One answered request.
+
+    logprobs: of the suffix's tokens after its first ``[positions]``.
+    top_values, top_tokens: the most probable tokens at each position ``[positions, k]``, best
+        first.
+    output: greedily generated tokens.
+    device, host: prefix tokens that came from L1 and from L2.
+    """
+
+    logprobs: Floats
+    top_values: Floats
+    top_tokens: Integers
+    output: tuple[int, ...]
+    device: int
+    host: int
+
+
+class Scorer:
+    """Scores suffixes on one server, one request at a time: shapes decide the last bits."""
+
+    def __init__(self, url: str, timeout: float = 600) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._session = requests.Session()
+
+    def score(
+        self,
+        tokens: Sequence[int] | Sequence[Sequence[int]],
+        prefix: int,
+        top: int,
+        generate: int = 1,
+    ) -> list[Scored]:
+        """Score what follows the first ``prefix`` tokens, with the ``top`` best at each position.
+
+        A list of lists is answered as one batch. Raises requests.HTTPError.
+        """
+        response = self._session.post(
+            f"{self._url}/generate",
+            json={
+                "input_ids": tokens,
+                "sampling_params": {
+                    "temperature": 0,
+                    "max_new_tokens": generate,
+                    "ignore_eos": True,
+                },
+                "return_logprob": True,
+                "logprob_start_len": prefix,
+                "top_logprobs_num": top,
+                "return_flat_raw_top_logprobs": True,
+                "return_flat_raw_output_top_logprobs": True,
+                "return_flat_raw_top_logprobs_b64": True,
+            },
+            timeout=self._timeout,
+        )
+        response.raise_for_status()
+        answer = response.json()
+        return [_scored(one) for one in (answer if isinstance(answer, list) else [answer])]
+
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Have a prefix computed and stored."""
+        response = self._session.post(
+            f"{self._url}/generate",
+            json={
+                "input_ids": list(tokens),
+                "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+            },
+            timeout=self._timeout,
+        )
+        response.raise_for_status()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples on the server. Raises KeyError where it has none."""
+        text = self._session.get(f"{self._url}/metrics", timeout=60).text
+        values = [
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith((f"{name}{{", f"{name} "))
+        ]
+        if not values:
+            raise KeyError(f"the server has no metric {name}")
+        return sum(values)
+
+
+def _scored(answer: dict[str, Any]) -> Scored:
+    meta = answer["meta_info"]
+    shape = meta["input_top_logprobs_shape"]
+
+    def array(key: str, dtype: str) -> NDArray[Any]:
+        return np.frombuffer(base64.b64decode(meta[key]), dtype).reshape(shape)
+
+    cached = meta["cached_tokens_details"] or {}
+    return Scored(
+        # The first entry is the suffix's first token, which nothing in the suffix predicts.
+        np.array([entry[0] for entry in meta["input_token_logprobs"][1:]], dtype=np.float32),
+        array("input_top_logprobs_val_flat_b64", "<f4"),
+        array("input_top_logprobs_idx_flat_b64", "<i4"),
+        tuple(entry[1] for entry in meta["output_token_logprobs"]),
+        int(cached.get("device", 0)),
+        int(cached.get("host", 0)),
+    )

@@ -1,0 +1,175 @@
+"""From runs to figures: what counts, what does not, and the README's tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.experiments import readme, report
+from loadtest.experiments.runs import RunLog, read
+from loadtest.experiments.summaries import summarise
+
+SETUP = {
+    "model": "toy",
+    "dummy_weights": True,
+    "server_args": [],
+    "command": "python -m loadtest.experiments.bench",
+    "environment": {
+        "versions": {"sglang": "0.5.23", "torch": "2", "hiqcache": "0.1.0"},
+        "commit": "abc",
+        "time": "2026-01-01T00:00:00+00:00",
+        "cpu": "a CPU",
+        "cores": 2,
+        "gpus": [],
+    },
+}
+
+
+def run(
+    experiment: str, arm: str, repeat: int = 0, ttft: float = 100.0, **more: Any
+) -> dict[str, Any]:
+    hits = 80 if arm != "bf16" else 40
+    return {
+        "experiment": experiment,
+        "point": "share 1" if experiment == "sweep" else "oversubscribed",
+        "repeat": repeat,
+        "arm": arm,
+        "workload": {
+            "groups": 4,
+            "prefix": 90,
+            "suffix": 10,
+            "output": 3,
+            "requests": 6,
+            "concurrency": 2,
+            "fill": False,
+        },
+        "l1_tokens": 200,
+        "l2_tokens": 600 if arm == "bf16" else 1100,
+        "bytes_per_token": 200 if arm == "bf16" else 104,
+        "stock_tokens": 600,
+        "seconds": 2.0,
+        "requests": [
+            {
+                "prompt": 100,
+                "device": 10,
+                "host": hits - 10,
+                "output": 3,
+                "ttft_ms": ttft + i,
+                "e2e_ms": ttft + i + 20,
+                "itl_ms": [10.0, 10.0],
+            }
+            for i in range(6)
+        ],
+        "metrics": {
+            "sglang:load_back_tokens_total": 300.0,
+            "sglang:load_back_bytes_total": 300.0 * 104,
+            "sglang:load_back_duration_seconds_sum": 0.03,
+        },
+        "invalid": [],
+        "setup": SETUP,
+        **more,
+    }
+
+
+def everything() -> list[dict[str, Any]]:
+    runs = [run("a", "bf16"), run("a", "int8")]
+    for repeat in range(4):
+        runs += [run("b", "bf16", repeat), run("b", "int8", repeat, ttft=60.0)]
+        runs += [run("sweep", "bf16", repeat), run("sweep", "int8", repeat, ttft=99.0)]
+    return runs
+
+
+def test_figures_follow_from_the_runs() -> None:
+    summaries = summarise(everything())
+    b = summaries["experiment_b"]
+    assert b["arms"]["bf16"]["hit_ratio"] == pytest.approx(0.4)
+    assert b["arms"]["int8"]["host"] == pytest.approx(0.7)
+    assert b["pooled"]["int8"]["hit_gain_points"]["value"] == pytest.approx(40)
+    assert b["pooled"]["int8"]["ttft_ratio"]["high"] < 0.7
+    assert len(b["pairs"]) == 4
+    assert b["arms"]["int8"]["tpot_ms"]["mean"]["value"] == pytest.approx(10)
+    assert b["arms"]["int8"]["restore_ms_per_1000_tokens"] == pytest.approx(100)
+    a = {row["arm"]: row for row in summaries["experiment_a"]["rows"]}
+    assert a["int8"]["share_of_bf16"] == pytest.approx(0.52)
+    assert summaries["sweep"]["rows"][0]["fits"]
+    assert summaries["sweep"]["fits_ttft_ratio"]["int8"]["value"] == pytest.approx(0.99, abs=0.01)
+
+
+def test_invalid_runs_never_count() -> None:
+    runs = everything()
+    runs.append(run("b", "int8", 0, ttft=1.0, invalid=["L2 holds 1 tokens"]))
+    summary = summarise(runs)["experiment_b"]
+    assert summary["invalid_runs"] == 1
+    assert summary["pairs"][0]["ttft_ms"] == pytest.approx(62.5)
+
+
+def test_a_repeated_run_replaces_the_earlier_one() -> None:
+    runs = [*everything(), run("b", "int8", 0, ttft=10.0)]
+    assert summarise(runs)["experiment_b"]["pairs"][0]["ttft_ms"] == pytest.approx(12.5)
+
+
+def test_a_report_is_made_again_from_json_alone(tmp_path: Path) -> None:
+    log = tmp_path / "runs.jsonl"
+    log.write_text("".join(json.dumps(each) + "\n" for each in everything()))
+    report.write(tmp_path)
+    first = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert {"report.md", "report.html", "experiment_a.json", "experiment_b.json", "sweep.json"} < {
+        file.name for file in first
+    }
+    log.unlink()
+    report.write(tmp_path)
+    assert all(file.read_bytes() == before for file, before in first.items() if file != log)
+
+
+def test_an_empty_folder_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no runs"):
+        report.write(tmp_path)
+
+
+def test_a_log_goes_on_after_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    log = RunLog(file, SETUP)
+    log.add(run("b", "bf16"))
+    log.add(run("b", "int8", invalid=["torn"]))
+    file.write_bytes(file.read_bytes() + b'{"experiment": "b", "poi')
+    again = RunLog(file, SETUP)
+    assert again.has("b", "oversubscribed", 0, "bf16")
+    assert not again.has("b", "oversubscribed", 0, "int8"), "an invalid run is made again"
+    again.add(run("b", "int8"))
+    assert len(read(file)) == 3
+
+
+def test_another_setup_resumes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    RunLog(file, SETUP).add(run("b", "bf16"))
+    assert not RunLog(file, {**SETUP, "model": "other"}).has("b", "oversubscribed", 0, "bf16")
+
+
+def test_readme_tables_follow_results(tmp_path: Path) -> None:
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / "runs.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in everything())
+    )
+    report.write(tmp_path / "h200")
+    text = "Before.\n<!-- results:experiment-a -->\nold\n<!-- /results:experiment-a -->\nAfter.\n"
+    filled = readme.fill(text, tmp_path)
+    assert filled.startswith("Before.\n<!-- results:experiment-a -->\n| L2 |")
+    assert filled.endswith("<!-- /results:experiment-a -->\nAfter.\n")
+    assert readme.fill(filled, tmp_path) == filled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- results:nonsense -->\n<!-- /results:nonsense -->",
+        "<!-- results:experiment-a -->\n",
+        "<!-- results:quality -->\n<!-- /results:quality -->",
+    ],
+    ids=["unknown name", "no end", "no figures"],
+)
+def test_readme_that_cannot_be_filled_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(readme.ReadmeError):
+        readme.fill(text, tmp_path)
