@@ -234,7 +234,7 @@ def experiment(
 
 def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
     """Few output tokens: TTFT is what the sweep is about."""
-    output = max(1, base.output // 4)
+    output = max(1, base.output // 8)
 
     def at(name: str, share: float, prefix: int, repeats: int) -> Point:
         # Whole groups that stay within the share, so that «fits» means fits.

@@ -53,9 +53,10 @@ class Rows:
 
 def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> tuple[Reference, list[Scored]]:
     """Answers with every prefix in L1, and the cold answers that put it there."""
-    cold, hot = [], []
+    cold: list[Scored] = []
+    hot: list[Scored] = []
     for window in prompts.windows:
-        cold.append(_ask(scorer, window))
+        cold += scorer.score(window.tokens, window.prefix, window.top)
         hot.append(_ask(scorer, window))
         _require("device", window.prefix, hot[-1])
         tick("reference")
