@@ -18,17 +18,15 @@ from hiqcache.transfers.indices import IndexSender
 
 
 class Launch(NamedTuple):
-    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, warps of each, and
-    the stages of its software pipeline (1: none)."""
+    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, warps of each."""
 
     elements: int
     programs: int
     warps: int
-    stages: int
 
 
-BACKUP = Launch(elements=16384, programs=16, warps=8, stages=1)
-RESTORE = Launch(elements=16384, programs=16, warps=8, stages=1)
+BACKUP = Launch(elements=16384, programs=8, warps=16)
+RESTORE = Launch(elements=8192, programs=16, warps=8)
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
@@ -207,7 +205,7 @@ class FusedTransfer(Transfer):
 
     def _constants(self, kernel: Any, launch: Launch, values: dict[str, Any]) -> tuple[Any, ...]:
         """``values`` and the launch's shape in the order of the kernel's parameters."""
-        values = values | {"ROWS": self._rows(launch), "STAGES": launch.stages}
+        values = values | {"ROWS": self._rows(launch)}
         return tuple(values[name] for name in kernel.arg_names if name in values)
 
     def _rows(self, launch: Launch) -> int:
@@ -234,13 +232,16 @@ class FusedTransfer(Transfer):
 def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     """What ``[grid](*arguments)`` launches: compiled, or as it is under the interpreter.
 
-    Launching the compiled kernel skips the look-up that ``kernel[grid]`` makes at every call. Only
-    the indices' addresses and the counts change from call to call, and the kernels are not
-    specialised for those.
+    ``arguments`` are those of a transfer without tokens. Only the indices' addresses and the counts
+    change from call to call, and the kernels are not specialised for those.
     """
     if kernels.INTERPRETED:
         return kernel
-    return kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps)
+    # One stage: the restore kernel prefetches by itself, the backup kernel has nothing to gain.
+    compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
+    # The first launch loads the kernel, for which the driver may wait for the device.
+    compiled[(1, 1, 1)](*arguments)
+    return compiled
 
 
 def _bf16_bits(value: float) -> int:

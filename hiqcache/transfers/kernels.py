@@ -44,12 +44,19 @@ def _placement(table, layer):
 
 
 @triton.jit
+def _load_slots(tile, tokens, slots, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """The slot of each of a tile's rows; 0 where there is none."""
+    row = tile * ROWS + tl.arange(0, ROWS)
+    return tl.load(slots + row // (2 * HEADS), mask=row < tokens * (2 * HEADS), other=0)
+
+
+@triton.jit
 def _locate(
     tile,
     tokens,
     placement,
-    host_slots,
-    device_slots,
+    host_slot,
+    device_slot,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -66,9 +73,6 @@ def _locate(
     live = row < tokens * (2 * HEADS)
     head = row % HEADS
     is_k = row // HEADS % 2 == 0
-    token = row // (2 * HEADS)
-    host_slot = tl.load(host_slots + token, mask=live, other=0)
-    device_slot = tl.load(device_slots + token, mask=live, other=0)
     page = host_slot // PAGE_SIZE
     in_page = host_slot % PAGE_SIZE
 
@@ -81,6 +85,18 @@ def _locate(
     scales = tl.where(is_k, k_scales, v_scales)
     scales += page * SCALE_PAGE_STRIDE + in_page * SCALE_SLOT_STRIDE + head * 2
     return live, rows, codes, scales
+
+
+@triton.jit
+def _load_record(arena, codes_at, scales_at, live, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr):
+    """int8 codes [ROWS, DIM_BLOCK] and the bits of bf16 scales [ROWS]."""
+    column = tl.arange(0, DIM_BLOCK)[None, :]
+    codes = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
+    scales = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
+    return (
+        tl.load(codes[:, None] + column, mask=live[:, None] & (column < DIM), other=0),
+        tl.load(scales, mask=live, other=0),
+    )
 
 
 @triton.jit
@@ -149,7 +165,6 @@ def backup(
     CODE_ALIGN: tl.constexpr,
     SCALE_MIN_BITS: tl.constexpr,
     ROTATE: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Encodes the rows ``device_slots`` of all layers into the records ``host_slots``.
 
@@ -160,15 +175,17 @@ def backup(
         index = tl.arange(0, DIM)
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
     tiles = tl.cdiv(tokens * (2 * HEADS), ROWS)
-    for item in tl.range(tl.program_id(0), tiles * LAYERS, tl.num_programs(0), num_stages=STAGES):
+    for item in range(tl.program_id(0), tiles * LAYERS, tl.num_programs(0)):
         if LAYER_INNER:
             layer = item % LAYERS
             tile = item // LAYERS
         else:
             layer = item // tiles
             tile = item % tiles
+        host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
+        device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
         live, rows_at, codes_at, scales_at = _locate(
-            tile, tokens, _placement(table, layer), host_slots, device_slots,
+            tile, tokens, _placement(table, layer), host_slot, device_slot,
             HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
             SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
         )  # fmt: skip
@@ -206,7 +223,6 @@ def restore(
     DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
     ROTATE: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Decodes the records ``host_slots`` of one layer into the rows ``device_slots``.
 
@@ -219,18 +235,31 @@ def restore(
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
     placement = _placement(table, layer)
     tiles = tl.cdiv(tokens * (2 * HEADS), ROWS)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        live, rows_at, codes_at, scales_at = _locate(
-            tile, tokens, placement, host_slots, device_slots,
+    first, step = tl.program_id(0), tl.num_programs(0)
+
+    host_slot = _load_slots(first, tokens, host_slots, HEADS, ROWS)
+    device_slot = _load_slots(first, tokens, device_slots, HEADS, ROWS)
+    live, rows_at, codes_at, scales_at = _locate(
+        first, tokens, placement, host_slot, device_slot,
+        HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
+    )  # fmt: skip
+    codes, bits = _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
+    host_slot = _load_slots(first + step, tokens, host_slots, HEADS, ROWS)
+    device_slot = _load_slots(first + step, tokens, device_slots, HEADS, ROWS)
+    for tile in range(first, tiles, step):
+        next_live, next_rows_at, codes_at, scales_at = _locate(
+            tile + step, tokens, placement, host_slot, device_slot,
             HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
             SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
         )  # fmt: skip
-        inside = live[:, None] & (column < DIM)
-        codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
-        codes = tl.load(codes_ptr[:, None] + column, mask=inside, other=0)
-        scales_ptr = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
-        bits = tl.load(scales_ptr, mask=live, other=0).to(tl.int32) << 16
+        next_codes, next_bits = _load_record(arena, codes_at, scales_at, next_live, DIM, DIM_BLOCK)
+        host_slot = _load_slots(tile + 2 * step, tokens, host_slots, HEADS, ROWS)
+        device_slot = _load_slots(tile + 2 * step, tokens, device_slots, HEADS, ROWS)
+
         values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
-        values = values * bits.to(tl.float32, bitcast=True)[:, None]
-        rows = _to_rows(values, device.dtype.element_ty, LARGEST)
-        tl.store((device + rows_at)[:, None] + column, rows, mask=inside)
+        scale = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
+        at = (device + rows_at)[:, None] + column
+        tl.store(at, rows, mask=live[:, None] & (column < DIM))
+        live, rows_at, codes, bits = next_live, next_rows_at, next_codes, next_bits

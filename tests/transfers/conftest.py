@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 
 import pytest
 import torch
+import triton
 
 GPU = torch.cuda.is_available()
 
 if not GPU:
-    # Read when the kernels' module is imported, so before any test module is.
-    os.environ["TRITON_INTERPRET"] = "1"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if not GPU and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    # Triton looks when a kernel is defined. Not by TRITON_INTERPRET: servers that other tests
+    # start would inherit that. Reloaded, for another test may have imported the kernels before.
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        importlib.reload(importlib.import_module("hiqcache.transfers.kernels"))
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""SGLang's own host pool behind the two calls of a Transfer, so that benchmarks measure it too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+from sglang.srt.mem_cache.pool_host.common import (
+    ALLOC_MEMORY_FUNCS,
+    get_allocator_from_storage,
+)
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+from hiqcache.record import Order
+
+
+class StockTransfer:
+    """SGLang 0.5.23's MHA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
+
+    Moves rows as they are, by the kernels that SGLang picks for the layout: its JIT mover, and for
+    page_first backups its staged write-back.
+    """
+
+    name = "stock"
+
+    def __init__(
+        self,
+        device_k: Sequence[torch.Tensor],
+        device_v: Sequence[torch.Tensor],
+        page_size: int,
+        order: Order,
+        slots: int,
+    ) -> None:
+        rows = device_k[0]
+        tables = (
+            torch.tensor([b.data_ptr() for b in side], dtype=torch.uint64).to(rows.device)
+            for side in (device_k, device_v)
+        )
+        info = MHABufferInfo(
+            buffers=KVBuffers(
+                k=tuple(device_k),
+                v=tuple(device_v),
+                k_data_ptrs=next(tables),
+                v_data_ptrs=next(tables),
+                layout=KVBufferLayout.NHD,
+            ),
+            page_size=page_size,
+            head_num=rows.shape[1],
+            head_dim=rows.shape[2],
+            v_head_dim=rows.shape[2],
+            dtype=rows.dtype,
+            device=rows.device,
+        )
+        self._pool = MHATokenToKVPoolHost(
+            info,
+            2.0,
+            0,
+            page_size,
+            order,
+            pin_memory=rows.is_cuda,
+            device_capacity_tokens=rows.shape[0],
+            start_layer=0,
+            end_layer=len(device_k),
+            host_token_capacity=slots,
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of host memory that a token takes."""
+        return int(self._pool.get_size_per_token())
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory that the pool holds for write-backs."""
+        staging = (self._pool.staging_k_buffer, self._pool.staging_v_buffer)
+        return sum(buffer.nbytes for buffer in staging if buffer is not None)
+
+    def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        """As Transfer.backup; indices on the device."""
+        self._pool.backup_from_device_all_layer(None, host_indices, device_indices, "kernel")
+
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        """As Transfer.restore; indices on the device."""
+        self._pool.load_to_device_per_layer(None, host_indices, device_indices, layer, "kernel")
+
+    def close(self) -> None:
+        """Give the host memory back."""
+        self._pool.destroy()
+
+
+def host_memory(nbytes: int) -> torch.Tensor:
+    """uint8 ``[nbytes]`` of registered host memory, from the allocator of SGLang's host pools."""
+    buffer: torch.Tensor = ALLOC_MEMORY_FUNCS["cuda"](
+        (nbytes,),
+        dtype=torch.uint8,
+        device="cpu",
+        pin_memory=True,
+        allocator=get_allocator_from_storage("default"),
+    )
+    return buffer
