@@ -3,13 +3,12 @@
 #   docker build -f docker/loadgen.Dockerfile -t hiqcache/loadgen .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-FROM ${PYTHON_IMAGE} AS dependencies
+FROM ${PYTHON_IMAGE}
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/venv
 COPY requirements/loadgen.lock /tmp/locks/
 RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes -r /tmp/locks/loadgen.lock
 
-FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="HiQCache load generator" \
       org.opencontainers.image.description="Locust workloads that time tokens" \
@@ -17,7 +16,6 @@ LABEL org.opencontainers.image.title="HiQCache load generator" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 hiqcache \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache
-COPY --from=dependencies /opt/venv /opt/venv
 COPY loadtest /opt/hiqcache/loadtest
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     LOCUST_LOCUSTFILE=/opt/hiqcache/loadtest/locustfile.py \

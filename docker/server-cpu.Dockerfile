@@ -24,7 +24,8 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY hiqcache /src/hiqcache
 RUN /opt/venv/bin/python -m pip install --no-deps --no-build-isolation --prefix /overlay /src
 
-FROM ${PYTHON_IMAGE}
+# On top of the dependencies, not a copy of them: neither stage holds a compiler.
+FROM dependencies
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="HiQCache CPU server" \
       org.opencontainers.image.description="SGLang with a quantised host KV tier, on a CPU" \
@@ -32,7 +33,6 @@ LABEL org.opencontainers.image.title="HiQCache CPU server" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 hiqcache \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache
-COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=model /opt/models /opt/models
 COPY --from=package /overlay/ /opt/venv/
 COPY docker/entrypoint.py docker/healthcheck.py /opt/hiqcache/

@@ -7,14 +7,13 @@
 # and FlashInfer compile kernels for the GPU that they find, with nvcc.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.3-cudnn-devel-ubuntu24.04
 
-FROM ${CUDA_IMAGE} AS base
+FROM ${CUDA_IMAGE} AS dependencies
 # Ubuntu's archive keeps only the newest build of a package, so a pinned version stops building.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends python3.12 python3.12-venv python3.12-dev libnuma1 \
  && rm -rf /var/lib/apt/lists/*
 
-FROM base AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3.12 -m venv /opt/venv
 COPY requirements/cuda.lock /tmp/locks/
@@ -25,7 +24,8 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY hiqcache /src/hiqcache
 RUN /opt/venv/bin/python -m pip install --no-deps --no-build-isolation --prefix /overlay /src
 
-FROM base
+# On top of the dependencies, not a copy of them: 10 GB less to build and to keep.
+FROM dependencies
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="HiQCache CUDA server" \
       org.opencontainers.image.description="SGLang with a quantised host KV tier" \
@@ -35,7 +35,6 @@ LABEL org.opencontainers.image.title="HiQCache CUDA server" \
 RUN groupadd --gid 10001 hiqcache \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache \
  && install -d -o 10001 -g 10001 /cache/models /cache/kernels
-COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=package /overlay/ /opt/venv/
 COPY docker/entrypoint.py docker/healthcheck.py /opt/hiqcache/
 # The root file system may be read-only: what is written goes to /tmp and /cache. Kernels that were

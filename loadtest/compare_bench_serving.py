@@ -34,7 +34,7 @@ MEDIANS = {
 }
 
 TOLERANCE = 0.10
-GROUPS, PREFIX, SUFFIX, OUTPUT, REQUESTS, CONCURRENCY = 4, 512, 32, 16, 32, 2
+GROUPS, PREFIX, SUFFIX, OUTPUT, REQUESTS, CONCURRENCY = 4, 512, 32, 16, 16, 2
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
@@ -144,7 +144,7 @@ def main() -> int:
         prog="python -m loadtest.compare_bench_serving", description=__doc__
     )
     parser.add_argument("--model", type=Path, default=model.DEFAULT)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hiqcache-compare-") as folder:
