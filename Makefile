@@ -7,8 +7,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CODEC ?= int8
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
+COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
-.PHONY: help env demo test lint clean
+.PHONY: help env demo test lint quality bench up down logs images dashboards dashboards-preview \
+  monitoring-test compose-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -28,10 +30,40 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
 	$(BIN)/python -m loadtest.demo --codec $(CODEC)
 
-test: env ## Run every test that needs no GPU and no Docker
-	$(BIN)/python -m pytest
+test: env ## Every test that needs no GPU, no Docker and no Prometheus
+	$(BIN)/python -m pytest -m "not docker and not monitoring"
 
-lint: env ## Style and types
+quality: env ## What restored prefixes cost in quality (MODEL=DIR: another model than SmolLM2)
+	$(BIN)/python -m loadtest.quality $(if $(MODEL),--model $(MODEL))
+
+bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
+	$(PYTHON) -m loadtest.experiments.bench
+
+up: ## Start the stack and wait until it is healthy (docker/README.md)
+	$(COMPOSE) up -d --build --wait
+
+down: ## Stop the stack
+	$(COMPOSE) down
+
+logs: ## Follow the stack's logs
+	$(COMPOSE) logs -f
+
+images: ## Build every image
+	$(COMPOSE) --profile cpu --profile gpu build
+
+dashboards: env ## Generate the dashboards' JSON from their code
+	$(BIN)/python -m monitoring.dashboards
+
+dashboards-preview: env ## Draw each dashboard from a live Prometheus (docs/images)
+	$(BIN)/python -m monitoring.preview
+
+monitoring-test: env ## Two servers, Prometheus, exporter and load: every panel and rule
+	$(BIN)/python -m pytest -m monitoring tests/monitoring
+
+compose-test: env ## Build the images and run the stack in a real Docker engine
+	$(BIN)/python -m pytest -m docker -s tests/deploy
+
+lint: env ## Style, types, containers and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

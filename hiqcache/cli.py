@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from hiqcache import __version__
+from hiqcache import __version__, exporter
 from hiqcache.geometry import GeometryError, KVGeometry
 from hiqcache.plan import as_json, as_table, plan
 
@@ -31,9 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     _add_pool(doctor, required=False)
 
+    exporter_parser = commands.add_parser(
+        "exporter", help="scrape both arms and serve what only the two together say"
+    )
+    exporter.add_arguments(exporter_parser)
+
     arguments = parser.parse_args(argv)
     try:
-        return {"plan": _plan, "doctor": _doctor}[arguments.command](arguments)
+        return {"plan": _plan, "doctor": _doctor, "exporter": exporter.run}[arguments.command](
+            arguments
+        )
     except (GeometryError, ValueError) as error:
         print(f"hiqcache {arguments.command}: {error}", file=sys.stderr)
         return 2

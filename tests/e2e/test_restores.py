@@ -85,18 +85,18 @@ def arm(request: pytest.FixtureRequest, make_server: MakeServer, model: Path) ->
     )
     with server:
         server.wait()
-        # Five prompts of 300 tokens: half again what L1 holds, half of what BF16's L2 does. They
+        # 16 prompts of 125 tokens: twice what L1 holds, two thirds of what BF16's L2 does. They
         # end inside a page of 16, so that no page holds a prompt's last token.
         tokenizer = AutoTokenizer.from_pretrained(model)
-        prompts = [tokenizer(text)["input_ids"][:300] for text in passages(model, 5)]
+        prompts = [tokenizer(text)["input_ids"][:125] for text in passages(model, 16)]
         yield Arm(server, codec, int(page_size), prompts)
 
 
 def test_restored_answers(arm: Arm) -> None:
     answers = arm.restored()
-    assert len(answers) >= 3, "too few prompts came back from L2"
+    assert len(answers) >= 12, "too few prompts came back from L2"
     for answer in answers:
-        assert answer.given.host_tokens >= 200
+        assert answer.given.host_tokens >= 100
     if arm.codec == "bf16":
         for answer in answers:
             assert answer.given.tokens == answer.reference.tokens
