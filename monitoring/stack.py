@@ -18,8 +18,8 @@ from typing import Any
 import requests
 import yaml
 
-from loadtest.model import prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, REPOSITORY, Server, free_port
+from loadtest.model import REPOSITORY, prepare
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, free_port
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -92,17 +92,15 @@ class Stack:
     load_port: int
     folder: Path
 
-    def query(self, expression: str, **parameters: Any) -> list[dict[str, Any]]:
+    def query(self, expression: str) -> list[dict[str, Any]]:
         """The result of an instant query. Raises requests.HTTPError where Prometheus refuses it."""
-        return self._ask("query", {"query": expression, **parameters})
+        return _ask(self.prometheus, "query", {"query": expression})
 
     def query_range(
         self, expression: str, start: float, end: float, step: float
     ) -> list[dict[str, Any]]:
         """The result of a range query, times in seconds of the epoch."""
-        return self._ask(
-            "query_range", {"query": expression, "start": start, "end": end, "step": step}
-        )
+        return query_range(self.prometheus, expression, start, end, step)
 
     def value(self, expression: str) -> float:
         """The one value of an instant query."""
@@ -134,14 +132,21 @@ class Stack:
         command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless"]
         return Process("the load", [*command, *flags], self.folder / "load.log")
 
-    def _ask(self, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        answer = requests.post(
-            f"{self.prometheus}/api/v1/{kind}", data=parameters, timeout=_TIMEOUT
-        )
-        if answer.status_code != 200:
-            raise requests.HTTPError(f"{parameters['query']}: {answer.text}", response=answer)
-        result: list[dict[str, Any]] = answer.json()["data"]["result"]
-        return result
+
+def query_range(
+    prometheus: str, expression: str, start: float, end: float, step: float
+) -> list[dict[str, Any]]:
+    """The result of a range query of the Prometheus at that address, times in seconds."""
+    parameters = {"query": expression, "start": start, "end": end, "step": step}
+    return _ask(prometheus, "query_range", parameters)
+
+
+def _ask(prometheus: str, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = requests.post(f"{prometheus}/api/v1/{kind}", data=parameters, timeout=_TIMEOUT)
+    if answer.status_code != 200:
+        raise requests.HTTPError(f"{parameters['query']}: {answer.text}", response=answer)
+    result: list[dict[str, Any]] = answer.json()["data"]["result"]
+    return result
 
 
 def loopback_config(targets: dict[str, str]) -> dict[str, Any]:

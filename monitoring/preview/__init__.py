@@ -1,0 +1,1 @@
+"""Pictures of the dashboards without a Grafana: Grafana's own components, in headless Chromium."""
