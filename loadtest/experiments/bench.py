@@ -28,7 +28,7 @@ import torch
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment, report
 from loadtest.experiments.arms import ARMS, Arm, arms_named
-from loadtest.experiments.checks import deltas, reasons_invalid
+from loadtest.experiments.checks import COUNTERS, deltas, reasons_invalid
 from loadtest.experiments.client import BenchError, Client, closed_loop
 from loadtest.experiments.plan import (
     CPU,
@@ -51,6 +51,8 @@ DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": 
 #: Prompts of a warm-up, visited twice: enough to leave L1 and be restored in full batches.
 WARM_UP_GROUPS = 12
 WARM_UP_SEED = 10_000
+
+SETTLED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -265,9 +267,7 @@ async def _run(
     before = await client.metrics()
     filled, _ = await closed_loop(client, fill, 1, point.concurrency)
     timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
-    # The last backups and their counters; SGLang publishes gauges with its next batch of events.
-    await asyncio.sleep(0.5)
-    after = await client.metrics()
+    after = await _settled(client)
     return {
         "experiment": plan.name,
         "point": point.name,
@@ -291,6 +291,19 @@ async def _run(
         "metrics": deltas(before, after),
         "invalid": reasons_invalid(plan, arm, bench.geometry, [*filled, *timings], before, after),
     }
+
+
+async def _settled(client: Client) -> dict[str, float]:
+    """The metrics when the counters of transfers stand still: they are counted a little later."""
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    earlier = await client.metrics()
+    while True:
+        await asyncio.sleep(0.5)
+        later = await client.metrics()
+        moving = [name for name in COUNTERS if later.get(name) != earlier.get(name)]
+        if not moving or time.monotonic() > deadline:
+            return later
+        earlier = later
 
 
 def _reason(error: BaseException) -> str:

@@ -14,6 +14,7 @@ RESTORED_TOKENS = "sglang:load_back_tokens_total"
 RESTORED_BYTES = "sglang:load_back_bytes_total"
 STORED_TOKENS = "sglang:hicache_backup_tokens_total"
 STORED_BYTES = "sglang:hicache_backup_bytes_total"
+COUNTERS = (RESTORED_TOKENS, RESTORED_BYTES, STORED_TOKENS, STORED_BYTES)
 
 #: SGLang restores for a request that it then puts off, and counts that again: a few in a thousand.
 RESTORED_APART = 0.02
