@@ -62,7 +62,7 @@ def test_transfers_are_measured_without_waiting(pool: tuple[Any, CollectorRegist
     torch.cuda.set_sync_debug_mode("error")
     try:
         # 0.1 s of other work first: nothing that waits for the stream could stay unnoticed.
-        torch.cuda._sleep(200_000_000)
+        torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
         both()
         assert value(registry, "backup_seconds_count") == 1
         assert value(registry, "restore_seconds_count") == 1

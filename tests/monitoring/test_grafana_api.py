@@ -1,0 +1,126 @@
+"""Grafana's HTTP API, as far as a benchmark uses it, against a server that answers as Grafana does.
+
+No Grafana server runs here; what it answers is taken from its API documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from monitoring.grafana_api import FOLDER, annotate, connect
+
+UIDS = sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+class FakeGrafana:
+    """Serves the dashboards in ``uids`` and keeps the annotations that it gets."""
+
+    def __init__(self) -> None:
+        self.uids = list(UIDS)
+        self.annotations: list[dict[str, Any]] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self, status: int, body: dict[str, Any]) -> None:
+                text = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def do_GET(self) -> None:
+                if self.headers["Authorization"] != "Bearer secret":
+                    self.answer(401, {"message": "Invalid API key"})
+                elif self.path.rpartition("/")[2] in fake.uids:
+                    self.answer(200, {"dashboard": {"uid": self.path.rpartition("/")[2]}})
+                else:
+                    self.answer(404, {"message": "Dashboard not found"})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.annotations.append(body)
+                self.answer(200, {"message": "Annotation added", "id": len(fake.annotations)})
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.env = {
+            "GRAFANA_URL": f"http://127.0.0.1:{self.server.server_port}",
+            "GRAFANA_TOKEN": "secret",
+        }
+
+
+@pytest.fixture
+def grafana() -> Iterator[FakeGrafana]:
+    pytest.importorskip(
+        "grafana_client", reason="needs monitoring/requirements-grafana.txt, on its own"
+    )
+    fake = FakeGrafana()
+    threading.Thread(target=fake.server.serve_forever, daemon=True).start()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+
+
+def test_without_a_grafana_one_warning_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    connection = connect({})
+    annotate(connection, "a run", 1.0, 2.0)
+    assert connection is None
+    assert len(caplog.records) == 1
+    assert "GRAFANA_URL" in caplog.text
+
+
+def test_a_run_is_marked_on_every_dashboard(
+    grafana: FakeGrafana, caplog: pytest.LogCaptureFixture
+) -> None:
+    annotate(connect(grafana.env), "experiment A", 100.0, 160.5, ["int8"])
+    assert sorted(note["dashboardUID"] for note in grafana.annotations) == UIDS
+    for note in grafana.annotations:
+        assert (note["time"], note["timeEnd"]) == (100_000, 160_500)
+        assert note["tags"] == ["hiqcache", "int8"]
+        assert note["text"] == "experiment A"
+    assert not caplog.records
+
+
+def test_a_dashboard_that_is_not_provisioned_is_named(
+    grafana: FakeGrafana, caplog: pytest.LogCaptureFixture
+) -> None:
+    grafana.uids.remove("hiqcache-l2")
+    assert connect(grafana.env) is not None
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "HiQCache: L2 detail" in record.getMessage()
+
+
+def test_a_wrong_token_is_one_warning(
+    grafana: FakeGrafana, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert connect({**grafana.env, "GRAFANA_TOKEN": "wrong"}) is None
+    assert len(caplog.records) == 1
+
+
+def test_a_grafana_that_went_away_is_one_warning(
+    grafana: FakeGrafana, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect(grafana.env)
+    grafana.server.shutdown()
+    grafana.server.server_close()
+    annotate(connection, "a run", 1.0, 2.0)
+    assert len(caplog.records) == 1
+
+
+def test_a_grafana_that_is_not_there_is_one_warning(
+    grafana: FakeGrafana, caplog: pytest.LogCaptureFixture
+) -> None:
+    grafana.server.shutdown()
+    grafana.server.server_close()
+    assert connect(grafana.env) is None
+    assert len(caplog.records) == 1
