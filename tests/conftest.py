@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import pytest
@@ -10,6 +11,11 @@ import torch
 # SGLang chooses its platform when it is first imported.
 if not torch.cuda.is_available():
     os.environ["SGLANG_PLATFORM"] = "hiqcache_cpu"
+    # Triton's own functions run in its interpreter if this is set when Triton is first imported,
+    # which SGLang does too. Taken back, so that servers under test don't inherit it.
+    os.environ["TRITON_INTERPRET"] = "1"
+    importlib.import_module("triton")
+    del os.environ["TRITON_INTERPRET"]
 
 _DEVICES = ["cpu"]
 if torch.cuda.is_available():

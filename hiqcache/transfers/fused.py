@@ -25,8 +25,8 @@ class Launch(NamedTuple):
     warps: int
 
 
-BACKUP = Launch(elements=16384, programs=8, warps=16)
-RESTORE = Launch(elements=8192, programs=16, warps=8)
+BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(16384, 12, 16)}
+RESTORE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 16)}
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
@@ -59,14 +59,15 @@ class FusedTransfer(Transfer):
         arena: Arena,
         device_k: Sequence[torch.Tensor],
         device_v: Sequence[torch.Tensor],
-        backup: Launch = BACKUP,
-        restore: Launch = RESTORE,
+        backup: Launch | None = None,
+        restore: Launch | None = None,
     ) -> None:
         super().__init__(codec, arena, device_k, device_v)
         rows = self.device_k[0]
         self._device, self._dtype = rows.device, rows.dtype
         self._heads, self._dim = rows.shape[1:]
         self._check()
+        backup, restore = backup or BACKUP[codec.name], restore or RESTORE[codec.name]
         placements = self._placements()
         self._table = placements.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
@@ -126,7 +127,7 @@ class FusedTransfer(Transfer):
         return (*memory, host, device, self._decode_matrix, len(host), layer)
 
     def _check(self) -> None:
-        if self.codec.name not in ("int8", "int8-rot"):
+        if self.codec.name not in BACKUP:
             raise ValueError(
                 f"transfer fused serves codecs int8 and int8-rot, not {self.codec.name}: use "
                 f"HIQCACHE_TRANSFER=torch."

@@ -6,16 +6,21 @@ import importlib
 
 import pytest
 import torch
-import triton
 
 GPU = torch.cuda.is_available()
 
 if not GPU:
-    # Triton looks when a kernel is defined. Not by TRITON_INTERPRET: servers that other tests
-    # start would inherit that. Reloaded, for another test may have imported the kernels before.
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
+    # Triton looks when a kernel is defined; another test may have imported the kernels before.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
         importlib.reload(importlib.import_module("hiqcache.transfers.kernels"))
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks again when a kernel runs."""
+    if not GPU:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
