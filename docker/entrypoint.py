@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiqcache.doctor import memory_left
+from hiqcache.doctor import HOST_RESERVE_BYTES, memory_left
 from hiqcache.geometry import GeometryError, KVGeometry
 from hiqcache.settings import Settings, SettingsError
 
@@ -164,25 +164,34 @@ def _ratio(env: Mapping[str, str]) -> float | None:
     return value
 
 
-def planned(configuration: Configuration) -> tuple[KVGeometry, float] | None:
+def planned(configuration: Configuration, quantises: bool) -> tuple[KVGeometry, float] | None:
     """The model's geometry and its L2 in GB a rank; None where they are known only after the load.
 
-    Raises GeometryError for a model folder that no plan can be made for.
+    Raises GeometryError for a model folder that no quantised pool can be planned for.
     """
     if not Path(configuration.model).is_dir():
         return None
-    geometry = KVGeometry.from_path(configuration.model, configuration.tp)
+    try:
+        geometry = KVGeometry.from_path(configuration.model, configuration.tp)
+    except GeometryError:
+        if quantises:
+            raise
+        return None  # SGLang's own pool serves models that a plan does not describe
     gigabytes = configuration.host_gigabytes(geometry)
     return None if gigabytes is None else (geometry, gigabytes)
 
 
 def check_memory(gigabytes: float, ranks: int) -> None:
-    """Raise ConfigurationError where L2 does not fit the memory that this container may take."""
-    need, (left, source) = gigabytes * 1e9 * ranks, memory_left()
-    if need > left:
+    """Raise ConfigurationError where SGLang would, once the model is loaded: for want of memory.
+
+    It builds no pool that leaves less than its reserve of the machine's or the cgroup's memory.
+    """
+    pool, (left, source) = gigabytes * 1e9 * ranks, memory_left()
+    if pool + HOST_RESERVE_BYTES > left:
         raise ConfigurationError(
-            f"L2 takes {need / 1e9:.2f} GB and {left / 1e9:.2f} GB are left ({source}): lower "
-            "HICACHE_GB (or HICACHE_RATIO, MAX_TOTAL_TOKENS), or raise the container's limit."
+            f"L2 takes {pool / 1e9:.2f} GB, SGLang keeps {HOST_RESERVE_BYTES / 1e9:.2f} GB free, "
+            f"and {left / 1e9:.2f} GB are left ({source}): lower HICACHE_GB (or HICACHE_RATIO, "
+            "MAX_TOTAL_TOKENS), or raise the container's limit."
         )
 
 
@@ -198,8 +207,7 @@ def main(argv: list[str]) -> None:
         if configuration.codec:
             os.environ["HIQCACHE_CODEC"] = configuration.codec
         settings = Settings.from_env()
-        # A stock pool serves models that a plan cannot describe.
-        plan = planned(configuration) if settings.quantises else None
+        plan = planned(configuration, settings.quantises)
         if plan and not argv:
             check_memory(plan[1], configuration.tp)
     except (ConfigurationError, SettingsError, GeometryError) as error:

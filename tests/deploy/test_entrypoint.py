@@ -125,8 +125,19 @@ def test_planned_bytes_follow_the_ratio_or_the_size(entrypoint: ModuleType, tmp_
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     read = entrypoint.Configuration.from_env
     by_size = read({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    assert entrypoint.planned(by_size)[1] == 8
+    assert entrypoint.planned(by_size, True)[1] == 8
     by_ratio = read({"MODEL": str(tmp_path), "HICACHE_RATIO": "3", "MAX_TOTAL_TOKENS": "1000"})
-    assert entrypoint.planned(by_ratio)[1] == pytest.approx(3 * 1000 * 147_456 / 1e9)
-    assert entrypoint.planned(read({"MODEL": str(tmp_path)})) is None
-    assert entrypoint.planned(read({"MODEL": "org/model", "HICACHE_GB": "8"})) is None
+    assert entrypoint.planned(by_ratio, True)[1] == pytest.approx(3 * 1000 * 147_456 / 1e9)
+    assert entrypoint.planned(read({"MODEL": str(tmp_path)}), True) is None
+    assert entrypoint.planned(read({"MODEL": "org/model", "HICACHE_GB": "8"}), True) is None
+
+
+def test_a_model_beyond_plans_is_served_by_the_stock_pool_alone(
+    entrypoint: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, "kv_lora_rank": 512}))
+    latent = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
+    assert entrypoint.planned(latent, False) is None
+    done = run(MODEL=str(tmp_path), HICACHE_GB="8", CODEC="int8")
+    assert done.returncode == 2
+    assert "MLA" in done.stderr
