@@ -2,8 +2,8 @@
 
 Uses grafana-client, the maintained successor of grafana-api, and only where GRAFANA_URL and
 GRAFANA_TOKEN (a service account's, role Editor) are set. Nothing here may stop a benchmark: every
-failure is one warning. It is installed by itself (monitoring/requirements-grafana.txt): its HTTP library puts
-another urllib3 in the place of the one that SGLang and the load generator use.
+failure is one warning. It is installed by itself (monitoring/requirements-grafana.txt): its HTTP
+library puts another urllib3 in the place of the one that SGLang and the load generator use.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ FOLDER = Path(__file__).resolve().parent
 #: INT8's 3,965.
 L1_TOKENS = 1024
 
-#: A working set between the two: 8 prefixes of 400 tokens.
-GROUPS, PREFIX_TOKENS = 8, 384
+#: A working set between the two: 7 prefixes, and what each request adds to its own.
+GROUPS, PREFIX_TOKENS = 7, 384
 
 #: A Prometheus answers in milliseconds; a server that computes on the same two cores may not.
 _TIMEOUT = 60

@@ -11,8 +11,8 @@ from hiqcache.metrics import PoolMetrics
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
 #: One row in this many backed-up tokens is sampled. On the stream a sample costs five launches of a
-#: row each, some 10 us beside the 12 ms that this many tokens of an 8B model take.
-SAMPLE_EVERY_TOKENS = 8192
+#: row each, some 10 us beside the 6 ms that this many tokens of an 8B model take.
+SAMPLE_EVERY_TOKENS = 4096
 
 #: SGLang's host layouts whose rows lie at k_data_refs[layer][slot], or [page, slot in page].
 _ROW_LAYOUTS = ("layer_first", "page_first", "page_first_direct")

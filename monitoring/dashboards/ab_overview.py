@@ -12,7 +12,7 @@ _MORE_IS_GOOD: Steps = [(None, BAD), (0.98, FAIR), (1.05, GOOD)]
 _LESS_IS_GOOD: Steps = [(None, GOOD), (1.0, FAIR), (1.5, BAD)]
 _ARMS = 'arm=~"$arm", model_name=~"$model"'
 _RANKS = f'{_ARMS}, tp_rank=~"$rank"'
-_TIMES = "suffix: ×"
+_TIMES = "suffix:×"
 
 
 def _rate(metric: str, arm: str) -> str:
@@ -39,7 +39,7 @@ def build() -> Dashboard:
         .with_variable(choice(*RANK))
         .with_panel(
             number(
-                "L2 capacity",
+                "Capacity gain",
                 "Tokens that INT8's L2 holds over those that BF16's holds. Near 2 with the same "
                 "bytes; 1 where both were given the same tokens.",
                 (0, 0, 4, 4),
@@ -51,24 +51,24 @@ def build() -> Dashboard:
         )
         .with_panel(
             number(
-                "Hit ratio gained",
+                "Hit ratio gain",
                 "INT8's share of prompt tokens served from L1 or L2 less BF16's, in points of "
                 "100. 0 without load.",
                 (4, 0, 4, 4),
                 [("100 * hiqcache_hit_ratio_gain or vector(0)", "")],
-                "suffix: points",
+                "suffix:points",
                 [(None, BAD), (-1, FAIR), (1, GOOD)],
                 decimals=1,
             )
         )
         .with_panel(
             number(
-                "Time to first token",
+                "TTFT gain",
                 "BF16's mean time to first token over INT8's: 2 means that INT8 answers twice as "
                 "fast.",
                 (8, 0, 4, 4),
                 [(f"({_mean(ttft, 'bf16')}) / ({_mean(ttft, 'int8')})", "")],
-                "suffix: × faster",
+                "suffix:× faster",
                 _MORE_IS_GOOD,
                 decimals=2,
                 no_value="no load yet",
@@ -76,7 +76,7 @@ def build() -> Dashboard:
         )
         .with_panel(
             number(
-                "Output throughput",
+                "Throughput gain",
                 "Output tokens a second of INT8 over BF16's. Near 1 where the load sends both "
                 "arms the same requests at a fixed rate.",
                 (12, 0, 4, 4),
@@ -168,7 +168,7 @@ def _graphs(board: builders.Dashboard) -> builders.Dashboard:
                 "Output tokens a second over 2 minutes.",
                 (8, 12, 8, 8),
                 [(f"arm_model:output_tokens:rate2m{{{_ARMS}}}", "{{arm}}")],
-                "suffix: tok/s",
+                "suffix:tok/s",
             )
         )
         .with_panel(
@@ -198,7 +198,8 @@ def _graphs(board: builders.Dashboard) -> builders.Dashboard:
                         "{{arm}}",
                     )
                 ],
-                "suffix: tok/s",
+                "suffix:tok/s",
+                at_least=1,
             )
         )
         .with_panel(
@@ -216,6 +217,7 @@ def _graphs(board: builders.Dashboard) -> builders.Dashboard:
                 ],
                 _TIMES,
                 limit=1,
+                at_least=1.1,
             )
         )
         .with_panel(
@@ -230,7 +232,7 @@ def _graphs(board: builders.Dashboard) -> builders.Dashboard:
                         "{{arm}}",
                     )
                 ],
-                "suffix: tok/s",
+                "suffix:tok/s",
             )
         )
     )

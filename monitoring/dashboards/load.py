@@ -46,15 +46,9 @@ def _numbers(board: builders.Dashboard) -> builders.Dashboard:
         board.with_panel(
             number(
                 "Load",
-                "Whether a load runs, by workload.",
+                "Whether a load runs.",
                 (0, 0, 6, 4),
-                [
-                    (
-                        "max by (workload) (hiqcache_load_running) or on () "
-                        'label_replace(vector(0), "workload", "no load yet", "", "")',
-                        "{{workload}}",
-                    )
-                ],
+                [("max(hiqcache_load_running) or vector(0)", "")],
                 "none",
                 [(None, PLAIN), (1, GOOD)],
                 states={"1": ("running", GOOD), "0": ("idle", PLAIN)},
@@ -125,6 +119,7 @@ def _traffic(board: builders.Dashboard) -> builders.Dashboard:
                     )
                 ],
                 "reqps",
+                at_least=0.1,
                 no_value="no load yet",
             )
         )
@@ -137,7 +132,7 @@ def _traffic(board: builders.Dashboard) -> builders.Dashboard:
                     (_per_second("hiqcache_load_output_tokens_total"), "{{arm}} output"),
                     (_per_second("hiqcache_load_prompt_tokens_total"), "{{arm}} prompt"),
                 ],
-                "suffix: tok/s",
+                "suffix:tok/s",
                 no_value="no load yet",
                 dashed="/ prompt$/",
             )

@@ -95,10 +95,13 @@ def lines(
     steps: Steps | None = None,
     no_value: str = "nothing yet",
     top: float | None = None,
+    at_least: float | None = None,
     dashed: str = "",
 ) -> timeseries.Panel:
     """Lines over time from zero up; dashed where their name matches ``dashed`` (a /pattern/).
 
+    The axis ends at ``top``, or where the data does but not below ``at_least``: a line of zeros
+    would otherwise get an axis of no meaning.
     ``steps`` beyond the first are drawn as lines across; ``limit`` is short for a single red one.
     """
     if steps is None:
@@ -107,7 +110,9 @@ def lines(
     panel.no_value(no_value).min(0)
     if top is not None:
         panel.max(top)
-    panel.line_interpolation(LineInterpolation.LINEAR).line_width(2).fill_opacity(8)
+    if at_least is not None:
+        panel.axis_soft_max(at_least)
+    panel.line_interpolation(LineInterpolation.LINEAR).line_width(2).fill_opacity(4)
     panel.show_points(VisibilityMode.NEVER).span_nulls(False)
     panel.axis_placement(AxisPlacement.AUTO)
     panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
@@ -148,14 +153,19 @@ def number(
     states: dict[str, tuple[str, str]] | None = None,
     colour: BigValueColorMode = BigValueColorMode.VALUE,
     graph: bool = False,
+    names_only: bool = False,
 ) -> stat.Panel:
-    """Big numbers: the last value of each query. ``states`` names values: {"1": ("up", GOOD)}."""
+    """Big numbers: the last value of each query. ``states`` names values: {"1": ("up", GOOD)}.
+
+    ``names_only`` shows what the series are called in the place of their values.
+    """
     panel = _dress(stat.Panel(), title, text, place, queries, unit, steps)
     panel.no_value(no_value).color_mode(colour)
     panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
     panel.graph_mode(BigValueGraphMode.AREA if graph else BigValueGraphMode.NONE)
     several = len(queries) > 1 or "{{" in queries[0][1]
-    panel.text_mode(BigValueTextMode.VALUE_AND_NAME if several else BigValueTextMode.VALUE)
+    shown = BigValueTextMode.VALUE_AND_NAME if several else BigValueTextMode.VALUE
+    panel.text_mode(BigValueTextMode.NAME if names_only else shown)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
     if decimals is not None:
         panel.decimals(decimals)

@@ -100,7 +100,7 @@ def bundle(folder: Path) -> None:
     if not tool.exists():
         raise PreviewError("run npm ci in monitoring/ first: the preview uses @grafana/ui.")
     flags = ["--bundle", "--minify", "--format=iife", "--jsx=automatic", "--log-level=error"]
-    loaders = ["--loader:.svg=dataurl", "--loader:.css=empty"]
+    loaders = ["--loader:.svg=dataurl", "--loader:.ttf=empty"]
     production = '--define:process.env.NODE_ENV="production"'
     _run(
         [
@@ -128,20 +128,22 @@ def draw(data: dict[str, Any], folder: Path, picture: Path) -> None:
         panel["model"]["gridPos"]["y"] + panel["model"]["gridPos"]["h"] for panel in data["panels"]
     )
     profile = folder / "chromium"
-    _run(
+    log = _run(
         [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
             *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
             *("--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}"),
             *(f"--window-size={WIDTH},{HEAD + rows * ROW + 4}", "--virtual-time-budget=8000"),
-            *(f"--screenshot={picture}", document.as_uri()),
+            *("--enable-logging=stderr", f"--screenshot={picture}", document.as_uri()),
         ]
     )
-    if not picture.exists():
-        raise PreviewError(f"chromium drew no {picture}")
+    faults = [line for line in log.splitlines() if "CONSOLE" in line and "Uncaught" in line]
+    if faults or not picture.exists():
+        raise PreviewError(f"chromium did not draw {picture}: {faults[:3] or log[-3000:]}")
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, cwd=MONITORING, capture_output=True, text=True, timeout=180)
     if done.returncode:
         raise PreviewError(f"{command[0]} failed:\n{done.stderr[-3000:]}")
+    return done.stderr

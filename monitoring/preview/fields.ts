@@ -1,7 +1,7 @@
 // Turns a panel's configuration and Prometheus's answers into Grafana's data frames.
 import {
   type DataFrame, type DisplayValue, type Field, type FieldConfig, FieldType, type GrafanaTheme2,
-  getDisplayProcessor, stringToJsRegex,
+  getDisplayProcessor, getMinMaxAndDelta, stringToJsRegex,
 } from '@grafana/data';
 
 export interface Series { name: string; ref: string; times: number[]; values: (number | null)[] }
@@ -39,6 +39,7 @@ export function framesOf(panel: PanelModel, series: Series[], theme: GrafanaThem
       config: { ...configOf(panel, one.name), displayName: one.name },
       state: { seriesIndex: index },
     };
+    value.state!.range = getMinMaxAndDelta(value);
     for (const field of [time, value]) {
       field.display = getDisplayProcessor({ field, theme, timeZone: 'utc' });
     }

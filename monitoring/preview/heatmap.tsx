@@ -3,7 +3,8 @@ import { type GrafanaTheme2, getValueFormat, formattedValueToString } from '@gra
 import type { Series } from './fields';
 
 const AXIS = { left: 62, bottom: 22 };
-const SCHEME = ['#fff5eb', '#fdd0a2', '#fdae6b', '#fd8d3c', '#e6550d', '#a63603', '#7f2704'];
+// d3's Oranges, dark to light as Grafana turns it on its dark theme.
+const SCHEME = ['#7f2704', '#a63603', '#e6550d', '#fd8d3c', '#fdae6b', '#fdd0a2', '#fff5eb'];
 
 export function Heatmap(props: {
   series: Series[]; unit: string; from: number; to: number; width: number; height: number;

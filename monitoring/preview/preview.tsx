@@ -1,6 +1,6 @@
 // Draws one dashboard from data.json with Grafana's own components, at the grid Grafana uses.
 import {
-  createTheme, dateTime, formattedValueToString, type GrafanaTheme2, ThemeContext, type TimeRange,
+  createTheme, dateTime, EventBusSrv, formattedValueToString, type GrafanaTheme2, ThemeContext, type TimeRange,
 } from '@grafana/data';
 import {
   BigValue, type BigValueColorMode, type BigValueGraphMode, type BigValueJustifyMode,
@@ -22,6 +22,7 @@ declare const PREVIEW: Preview;
 
 const CELL = 30, GAP = 8, HEAD = 64;
 const theme: GrafanaTheme2 = createTheme({ colors: { mode: 'dark' } });
+const events = new EventBusSrv();
 const range: TimeRange = {
   from: dateTime(PREVIEW.from), to: dateTime(PREVIEW.to),
   raw: { from: dateTime(PREVIEW.from), to: dateTime(PREVIEW.to) },
@@ -123,7 +124,7 @@ function Board() {
           <div key={model.id} style={{
             position: 'absolute', left: x * cell + GAP / 2, top: HEAD + y * (CELL + GAP), width, height,
           }}>
-            <PanelContextProvider value={{ eventsScope: 'preview', eventBus: undefined as never, sync: undefined }}>
+            <PanelContextProvider value={{ eventsScope: 'preview', eventBus: events }}>
               <PanelChrome title={model.title} description={model.description} width={width} height={height}>
                 {(innerWidth, innerHeight) => (
                   <Body model={model} series={series} width={innerWidth} height={innerHeight} />

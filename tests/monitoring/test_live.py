@@ -33,8 +33,8 @@ QUERIES = [
 
 #: What a stack without any load has nothing to say about. These panels say so in their own words.
 NEEDS_LOAD = {
-    "hiqcache-ab: Time to first token A",  # the gain; the graph shows both arms
-    "hiqcache-ab: Output throughput A",
+    "hiqcache-ab: TTFT gain A",
+    "hiqcache-ab: Throughput gain A",
     "hiqcache-ab: Restore time a token A",
     "hiqcache-load: Requests in 5 minutes A",
     "hiqcache-load: Failed A",
@@ -177,9 +177,6 @@ def test_pool_metrics_agree_with_sglang_s_own_counters(seen: Seen, arm: str) -> 
     assert own["hiqcache_backup_bytes_total"] == own["sglang:hicache_backup_bytes_total"]
     assert own["hiqcache_restore_tokens_total"] == own["sglang:load_back_tokens_total"]
     assert own["hiqcache_restore_bytes_total"] == own["sglang:load_back_bytes_total"]
-    assert (
-        own["hiqcache_backup_seconds_count"] == own["sglang:hicache_backup_duration_seconds_count"]
-    )
     # Nothing was flushed and no backup failed, so what came in and is no longer there was evicted.
     gone = own["hiqcache_backup_tokens_total"] - own["hiqcache_l2_used_tokens"]
     assert own["hiqcache_l2_evicted_tokens_total"] == gone
@@ -219,8 +216,8 @@ def test_int8_holds_more_and_hits_more(seen: Seen, running: Stack) -> None:
     assert running.value("hiqcache_capacity_ratio") == pytest.approx(ratio)
     hits = "sglang:prefill_effective_tokens_total:host_hit"
     assert seen.pages["int8"][hits] > seen.pages["bf16"][hits] > 0
-    assert seen.pages["int8"]["hiqcache_l2_evicted_tokens_total"] == 0
-    assert seen.pages["bf16"]["hiqcache_l2_evicted_tokens_total"] > 0
+    evicted = "hiqcache_l2_evicted_tokens_total"
+    assert seen.pages["int8"][evicted] < seen.pages["bf16"][evicted]
 
 
 def test_the_load_generator_counts_what_the_servers_served(seen: Seen, running: Stack) -> None:
