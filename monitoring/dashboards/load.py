@@ -46,7 +46,7 @@ def _numbers(board: builders.Dashboard) -> builders.Dashboard:
         board.with_panel(
             number(
                 "Load",
-                "Whether a load runs.",
+                "Whether a load runs right now.",
                 (0, 0, 6, 4),
                 [("max(hiqcache_load_running) or vector(0)", "")],
                 "none",
