@@ -46,7 +46,13 @@ REPEATS = {128: 40, 512: 40, 2048: 30, 8192: 15}
 INDEX_SETS = 4
 CEILING_BYTES = 1 << 30
 
-Indices = tuple[torch.Tensor, torch.Tensor]
+
+class Indices(NamedTuple):
+    """Host slots and device rows of a transfer; the host slots on the CPU too."""
+
+    host: torch.Tensor
+    rows: torch.Tensor
+    host_on_cpu: torch.Tensor
 
 
 class Mover(Protocol):
@@ -68,14 +74,17 @@ class Contender(NamedTuple):
     mover: Mover
     bytes_per_token: int
     slots: int
+    #: Whether SGLang gives a backup its host slots on the CPU: stock, page_first.
+    cpu_slots: bool = False
 
     def run(self, direction: str, indices: Indices) -> None:
         """Enqueue a whole backup, or the restore of every layer."""
         if direction == "backup":
-            self.mover.backup(*indices)
+            host = indices.host_on_cpu if self.cpu_slots else indices.host
+            self.mover.backup(host, indices.rows)
         else:
             for layer in range(LAYERS):
-                self.mover.restore(layer, *indices)
+                self.mover.restore(layer, indices.host, indices.rows)
 
 
 class DevicePool:
@@ -139,7 +148,11 @@ def contenders(order: Order, pool: DevicePool, host: torch.Tensor) -> list[Conte
     row_bytes = 2 * LAYERS * HEADS * HEAD_DIM * 2
     slots = tokens_in_gigabytes(POOL_GB, row_bytes)
     stock = StockTransfer(pool.k, pool.v, 1, order, slots)
-    found = [Contender("bf16", "stock", stock, stock.bytes_per_token, slots)]
+    found = [
+        Contender(
+            "bf16", "stock", stock, stock.bytes_per_token, slots, stock.backup_wants_cpu_slots
+        )
+    ]
     for codec_name, transfer in (("int8", "mover"), ("int8", "fused"), ("int8-rot", "fused")):
         codec = get_codec(codec_name)
         layout = RecordLayout(
@@ -161,10 +174,7 @@ def contenders(order: Order, pool: DevicePool, host: torch.Tensor) -> list[Conte
 
 
 def index_sets(tokens: int, slots: str, host_slots: int) -> list[Indices]:
-    """INDEX_SETS pairs of host and device slots; only the host's are random in ``random``.
-
-    Device rows are random too then: that is where SGLang's allocator puts them after a while.
-    """
+    """INDEX_SETS sets of host slots and device rows, both sequential or both random."""
     generator = torch.Generator().manual_seed(tokens)
     sets = []
     for index in range(INDEX_SETS):
@@ -174,20 +184,21 @@ def index_sets(tokens: int, slots: str, host_slots: int) -> list[Indices]:
         else:
             host = torch.arange(tokens) + (host_slots - tokens) * index // INDEX_SETS
             device = torch.arange(tokens) + (DEVICE_SLOTS - tokens) * index // INDEX_SETS
-        sets.append((host.cuda(), device.cuda()))
+        sets.append(Indices(host.cuda(), device.cuda(), host))
     return sets
 
 
 def check(contender: Contender, pool: DevicePool) -> None:
     """Raise SystemExit unless a backup and a restore give what the codec says."""
     tokens = 1024
-    ((host, rows), *_) = index_sets(tokens, "random", contender.slots)
+    indices = index_sets(tokens, "random", contender.slots)[0]
+    rows = indices.rows
     layer = LAYERS - 1
     sent = pool.k[layer][rows], pool.v[layer][rows]
-    contender.run("backup", (host, rows))
+    contender.run("backup", indices)
     for buffer in (*pool.k, *pool.v):
         buffer[rows] = torch.nan
-    contender.run("restore", (host, rows))
+    contender.run("restore", indices)
     for buffer, given in zip((pool.k[layer], pool.v[layer]), sent, strict=True):
         got, want, bound = buffer[rows], given, 0.0
         if contender.codec != "bf16":

@@ -72,7 +72,7 @@ def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _compute_ms(
+def compute_ms(
     compute: torch.cuda.CUDAGraph, load: Callable[[], object], side: torch.cuda.Stream
 ) -> tuple[float, bool]:
     """Milliseconds of ``compute`` beside ``load``, and whether the load outlasted it."""
@@ -109,7 +109,7 @@ def interference(given: list[Contender], sets: list[Indices]) -> Iterator[dict[s
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     for name, make in (("gemm", gemms), ("decode step", decode_step)):
         compute = make()
-        alone = [_compute_ms(compute, lambda: None, side)[0] for _ in range(3)]
+        alone = [compute_ms(compute, lambda: None, side)[0] for _ in range(3)]
         plans = [
             _Plan(contender, direction, _queued(contender, direction, indices, alone[-1]), [], [])
             for direction in ("backup", "restore")
@@ -117,9 +117,9 @@ def interference(given: list[Contender], sets: list[Indices]) -> Iterator[dict[s
         ]
         alone.clear()
         for _ in range(ROUNDS):
-            alone.append(_compute_ms(compute, lambda: None, side)[0])
+            alone.append(compute_ms(compute, lambda: None, side)[0])
             for plan in plans:
-                taken, covered = _compute_ms(compute, plan.load, side)
+                taken, covered = compute_ms(compute, plan.load, side)
                 plan.times.append(taken)
                 plan.covered.append(covered)
         for plan in plans:

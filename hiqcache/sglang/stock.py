@@ -76,8 +76,13 @@ class StockTransfer:
         staging = (self._pool.staging_k_buffer, self._pool.staging_v_buffer)
         return sum(buffer.nbytes for buffer in staging if buffer is not None)
 
+    @property
+    def backup_wants_cpu_slots(self) -> bool:
+        """Whether SGLang leaves a backup's host indices on the CPU (its staged write-back)."""
+        return bool(self._pool.can_use_write_back_jit)
+
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        """As Transfer.backup; indices on the device."""
+        """As Transfer.backup; host indices on the CPU or the device, as above."""
         self._pool.backup_from_device_all_layer(None, host_indices, device_indices, "kernel")
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
