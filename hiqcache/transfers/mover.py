@@ -16,9 +16,8 @@ from hiqcache.codecs.base import Codec
 from hiqcache.transfers.base import Arena, Transfer
 from hiqcache.transfers.indices import IndexSender
 
-#: Tokens that are staged at once; a longer transfer goes in slices on the same stream. 2,048 tokens
-#: of Qwen3-8B are 170 MB for a backup and fill the PCIe link: 8,192 in slices take four times as
-#: long, no more (results/h200/transfers.md).
+#: Tokens that are staged at once; a longer transfer goes in slices on the same stream. It bounds
+#: the memory: a backup of 2,048 tokens of Qwen3-8B stages 170 MB.
 STAGED_TOKENS = 2048
 
 
