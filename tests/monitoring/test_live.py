@@ -7,6 +7,7 @@ under a load; chosen values are compared with the servers' own counters; then on
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -167,6 +168,18 @@ def test_load_annotations_mark_the_load(seen: Seen, running: Stack) -> None:
     (series,) = running.query_range(annotation["target"]["expr"], start, end, SCRAPE_SECONDS)
     assert series["metric"] == {"workload": "shared-prefix"}
     assert len(series["values"]) * SCRAPE_SECONDS > 0.6 * LOAD_SECONDS
+
+
+@pytest.mark.parametrize("arm", ["bf16", "int8"])
+@pytest.mark.usefixtures("seen")
+def test_promtool_accepts_our_part_of_the_server_s_page(running: Stack, arm: str) -> None:
+    text = requests.get(f"{running.servers[arm].url}/metrics", timeout=60).text
+    ours = "".join(line + "\n" for line in text.splitlines() if "hiqcache_" in line)
+    assert "# HELP hiqcache_restore_seconds" in ours
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=ours, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("arm", ["bf16", "int8"])
