@@ -28,6 +28,7 @@ from tqdm import tqdm
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import ARMS, Arm, arms_named
+from loadtest.experiments.checks import RESTORED_BYTES, RESTORED_TOKENS
 from loadtest.model import REPOSITORY, prepare
 from loadtest.quality import report, summary
 from loadtest.quality.arm_run import (
@@ -35,7 +36,7 @@ from loadtest.quality.arm_run import (
     Reference,
     Rows,
     batched_pass,
-    compare,
+    cold_pass,
     fill_pass,
     reference_pass,
     restored_pass,
@@ -43,7 +44,7 @@ from loadtest.quality.arm_run import (
 from loadtest.quality.prompts import QUICK, Prompts, Size, build
 from loadtest.quality.scoring import Scorer
 from loadtest.quality.texts import TEXTS
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape, serving
 
 #: A server counts a restore when it next looks at finished transfers.
 COUNTED_WITHIN_S = 10.0
@@ -119,7 +120,8 @@ def _run(
     print(f"{arm.name}: starting its server", flush=True)
     server = _server(arm, model, geometry, prompts, work, extra)
     count = len(prompts.windows) + len(prompts.recalls)
-    passes = 2 * count + len(prompts.windows) // 2 * 2 * (arm.name == "bf16")
+    noise = len(prompts.windows) + len(prompts.windows) // 2 * 2
+    passes = 2 * count + (noise if arm.name == "bf16" else 0)
     with serving(server), tqdm(total=passes, desc=arm.name, unit="request") as bar:
         scorer = Scorer(server.url)
 
@@ -128,26 +130,16 @@ def _run(
             bar.update()
 
         if arm.name == "bf16":
-            reference, cold = reference_pass(scorer, prompts, tick)
+            reference = reference_pass(scorer, prompts, tick)
             reference.save(reference_file)
-            _write(
-                work / "cold.json",
-                Rows(
-                    [
-                        compare(window, expected, scored, prompts)
-                        for window, expected, scored in zip(
-                            prompts.windows, reference.windows, cold, strict=True
-                        )
-                    ]
-                ),
-            )
         else:
             reference = Reference.load(reference_file)
             fill_pass(scorer, prompts, tick)
         rows = restored_pass(scorer, prompts, reference, tick)
+        restored = _check_bytes(arm, geometry, server, rows)
         if arm.name == "bf16":
             _write(work / "batched.json", batched_pass(scorer, prompts, reference, tick))
-        restored = _check_bytes(arm, geometry, scorer, rows)
+            _write(work / "cold.json", cold_pass(scorer, prompts, reference, tick))
     _write(rows_file, rows, seconds=time.monotonic() - started, restored=restored)
 
 
@@ -174,15 +166,18 @@ def _server(
     )
 
 
-def _check_bytes(arm: Arm, geometry: KVGeometry, scorer: Scorer, rows: Rows) -> dict[str, float]:
+def _check_bytes(arm: Arm, geometry: KVGeometry, server: Server, rows: Rows) -> dict[str, float]:
     """What the server restored, in tokens and bytes; its codec's record proves which codec ran."""
     expected = arm.bytes_per_token(geometry)
     reported = sum(row["host"] for row in [*rows.windows, *rows.recalls])
     deadline = time.monotonic() + COUNTED_WITHIN_S
-    tokens, moved = scorer.restored()
-    while (tokens < reported or moved != tokens * expected) and time.monotonic() < deadline:
+    while True:
+        # One look at both: they are counted together.
+        metrics = scrape(server)
+        tokens, moved = metrics[RESTORED_TOKENS], metrics[RESTORED_BYTES]
+        if (tokens >= reported and moved == tokens * expected) or time.monotonic() > deadline:
+            break
         time.sleep(0.2)
-        tokens, moved = scorer.restored()
     if tokens < reported or moved != tokens * expected:
         raise InvalidRunError(
             f"INVALID RUN: {arm.name} restored {tokens:.0f} tokens in {moved:.0f} bytes, where its "

@@ -51,12 +51,15 @@ class Rows:
     recalls: list[dict[str, Any]] = field(default_factory=list)
 
 
-def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> tuple[Reference, list[Scored]]:
-    """Answers with every prefix in L1, and the cold answers that put it there."""
-    cold: list[Scored] = []
-    hot: list[Scored] = []
+def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> Reference:
+    """Answers with every prefix in L1.
+
+    Only the prefix is asked for first. A suffix that were in the tree already would be shared when
+    the request enters it, and its tokens would be generated from another shape's suffix.
+    """
+    hot = []
     for window in prompts.windows:
-        cold += scorer.score(window.tokens, window.prefix, window.top)
+        scorer.fill(window.tokens[: window.prefix])
         hot.append(_ask(scorer, window))
         _require("device", window.prefix, hot[-1])
         tick("reference")
@@ -72,13 +75,13 @@ def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> tuple[Refere
         recalls[index] = _recall(scorer, recall)
         _require("device", len(recall.prefix), recalls[index])
         tick("reference")
-    return Reference(hot, [recalls[i] for i in range(len(prompts.recalls))]), cold
+    return Reference(hot, [recalls[i] for i in range(len(prompts.recalls))])
 
 
 def fill_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> None:
     """Have every prefix computed and stored, in the shapes of the reference pass."""
     for window in prompts.windows:
-        scorer.fill(window.tokens)
+        scorer.fill(window.tokens[: window.prefix])
         tick("fill")
     for prefix in sorted({recall.prefix for recall in prompts.recalls}):
         scorer.fill(prefix)
@@ -111,6 +114,17 @@ def batched_pass(scorer: Scorer, prompts: Prompts, reference: Reference, tick: T
             expected = reference.windows[first + offset]
             rows.windows.append(compare(window, expected, scored, prompts))
             tick("batched")
+    return rows
+
+
+def cold_pass(scorer: Scorer, prompts: Prompts, reference: Reference, tick: Tick) -> Rows:
+    """Score the windows from empty caches: what a prefill in one piece differs by."""
+    rows = Rows()
+    scorer.flush()
+    for window, expected in zip(prompts.windows, reference.windows, strict=True):
+        (scored,) = scorer.score(window.tokens, window.prefix, window.top)
+        rows.windows.append(compare(window, expected, scored, prompts))
+        tick("cold")
     return rows
 
 

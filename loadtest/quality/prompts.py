@@ -13,7 +13,7 @@ from loadtest.quality.texts import Tokenizer, tokens_of, windows
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked. The defaults take about ten minutes on two cores with SmolLM2-135M.
+    """How much is asked. The defaults take about eight minutes on two cores with SmolLM2-135M.
 
     windows: per text, each of ``prefix`` + ``suffix`` tokens.
     greedy: windows per text that are continued by ``generate`` tokens.
@@ -23,18 +23,18 @@ class Size:
     l1_tokens: capacity of L1, so small that a prefix has left it when it is asked for again.
     """
 
-    windows: int = 12
+    windows: int = 8
     prefix: int = 1024
     suffix: int = 128
-    greedy: int = 8
-    generate: int = 32
+    greedy: int = 5
+    generate: int = 16
     top: int = 4096
-    haystacks: int = 2
+    haystacks: int = 1
     haystack: int = 800
     depths: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
-    lists: int = 6
+    lists: int = 5
     pairs: int = 60
-    questions: int = 6
+    questions: int = 4
     l1_tokens: int = 3072
 
 

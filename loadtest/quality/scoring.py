@@ -39,9 +39,6 @@ class Scored:
     host: int
 
 
-_RESTORED = ("sglang:load_back_tokens_total", "sglang:load_back_bytes_total")
-
-
 class Scorer:
     """Scores suffixes on one server, one request at a time: shapes decide the last bits."""
 
@@ -95,19 +92,9 @@ class Scorer:
         )
         response.raise_for_status()
 
-    def restored(self) -> tuple[float, float]:
-        """Tokens and bytes that the server has restored from L2 so far, from one look at /metrics.
-
-        Raises KeyError where it has no such metrics.
-        """
-        text = self._session.get(f"{self._url}/metrics", timeout=60).text
-        totals: dict[str, float] = {}
-        for line in text.splitlines():
-            name = line.partition("{")[0]
-            if name in _RESTORED:
-                totals[name] = totals.get(name, 0.0) + float(line.rpartition(" ")[2])
-        tokens, moved = (totals[name] for name in _RESTORED)
-        return tokens, moved
+    def flush(self) -> None:
+        """Empty both tiers. Raises requests.HTTPError."""
+        self._session.post(f"{self._url}/flush_cache", timeout=self._timeout).raise_for_status()
 
 
 def _scored(answer: dict[str, Any]) -> Scored:
