@@ -1,7 +1,7 @@
 """Checks the Locust file's clock against SGLang's own bench_serving, on the same server.
 
-Both send the same shape of load in turn, flushing the caches before each; the medians of the rounds
-must agree within 10 %.
+Both send the same requests to the same endpoint, one at a time and in turn, with the caches flushed
+before each; the medians of the rounds must agree within 10 %.
 
     python -m loadtest.compare_bench_serving [--model DIR] [--output FILE]
 """
@@ -9,6 +9,7 @@ must agree within 10 %.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ import requests
 
 from loadtest import model
 from loadtest.servers import CPU_ARGS, CPU_ENV, Server, serving
+from loadtest.workloads import Chat
 
 #: bench_serving's own names for the medians of what Summary.to_dict calls by the key.
 MEDIANS = {
@@ -34,21 +36,26 @@ MEDIANS = {
 }
 
 TOLERANCE = 0.10
-GROUPS, PREFIX, SUFFIX, OUTPUT, REQUESTS, CONCURRENCY = 4, 256, 32, 8, 16, 1
+REQUESTS = 16
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+
+
+def workload(seed: int) -> Chat:
+    """What is sent: text, so that every token shows as such to a client that waits for text."""
+    return Chat(seed, systems=4, system_words=120, question_words=20, turns=1, output_tokens=16)
 
 
 def bench_serving(server: Server, folder: Path, seed: int) -> tuple[list[str], dict[str, float]]:
     """Run bench_serving; returns its command and its medians in seconds."""
-    output = folder / f"bench-{seed}.jsonl"
+    output, dataset = folder / f"bench-{seed}.jsonl", folder / f"requests-{seed}.jsonl"
+    conversations = itertools.islice(workload(seed).conversations(), REQUESTS)
+    bodies = (next(conversation.turns).body() for conversation in conversations)
+    dataset.write_text("".join(json.dumps(body) + "\n" for body in bodies), encoding="utf-8")
     command = [
-        *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang"),
-        *("--base-url", server.url, "--model", str(server.model), "--tokenize-prompt"),
-        *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(GROUPS)),
-        *("--gsp-prompts-per-group", str(REQUESTS // GROUPS)),
-        *("--gsp-system-prompt-len", str(PREFIX), "--gsp-question-len", str(SUFFIX)),
-        *("--gsp-output-len", str(OUTPUT), "--max-concurrency", str(CONCURRENCY)),
-        *("--num-prompts", str(REQUESTS), "--seed", str(seed), "--warmup-requests", "0"),
+        *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"),
+        *("--base-url", server.url, "--model", str(server.model)),
+        *("--dataset-name", "openai", "--dataset-path", str(dataset)),
+        *("--num-prompts", str(REQUESTS), "--max-concurrency", "1", "--warmup-requests", "0"),
         *("--disable-tqdm", "--output-file", str(output)),
     ]
     _run(command, folder)
@@ -60,17 +67,17 @@ def bench_serving(server: Server, folder: Path, seed: int) -> tuple[list[str], d
 
 def locust(server: Server, folder: Path, seed: int) -> tuple[list[str], dict[str, float]]:
     """Run the Locust file; returns its command and its medians in seconds."""
-    output = folder / f"locust-{seed}.json"
+    output, chat = folder / f"locust-{seed}.json", workload(seed)
     command = [
         *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--arms", f"server={server.url}", "--users", str(CONCURRENCY)),
-        *("--spawn-rate", str(CONCURRENCY), "--groups", str(GROUPS)),
-        *("--prefix-tokens", str(PREFIX), "--suffix-tokens", str(SUFFIX)),
-        *("--output-tokens", str(OUTPUT), "--requests", str(REQUESTS), "--seed", str(seed)),
-        *("--result-file", str(output)),
+        *("--arms", f"server={server.url}", "--users", "1", "--workload", chat.name),
+        *("--systems", str(chat.systems), "--system-words", str(chat.system_words)),
+        *("--question-words", str(chat.question_words), "--turns", str(chat.turns)),
+        *("--output-tokens", str(chat.output_tokens), "--requests", str(REQUESTS)),
+        *("--seed", str(seed), "--metrics-port", "0", "--result-file", str(output)),
     ]
     _run(command, folder)
-    found = json.loads(output.read_text())["arms"]["shared-prefix"]["server"]
+    found = json.loads(output.read_text())["arms"][chat.name]["server"]
     if found["requests"]["ok"] != REQUESTS:
         raise RuntimeError(f"Locust's requests ended as {found['requests']}")
     return command, {name: found["seconds"][name]["p50"] for name in MEDIANS}
