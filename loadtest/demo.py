@@ -176,6 +176,19 @@ def table(name: str, arms: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([head, "-" * len(head), *lines])
 
 
+def tables(summary: Mapping[str, Any]) -> str:
+    """Both working sets of a summary.json as text."""
+    titles = {
+        "large": "Fits the quantised L2 only",
+        "small": "Fits both (no gain expected)",
+    }
+    codec = summary["made_by"]["codec"].upper()
+    return "\n\n".join(
+        table(title, {"BF16": summary[name]["bf16"], codec: summary[name]["int8"]})
+        for name, title in titles.items()
+    )
+
+
 def problems(summary: Mapping[str, Any], codec: str) -> list[str]:
     """What in ``summary`` contradicts what the demo is there to show."""
     found = []
@@ -249,13 +262,7 @@ def demo(codec: str, out: Path) -> int:
     for name in WORKING_SETS:
         summary[name] = {"bf16": summary[name]["bf16"], "int8": summary[name][codec]}
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    titles = {
-        "large": "Fits the quantised L2 only",
-        "small": "Fits both (no gain expected)",
-    }
-    for name, title in titles.items():
-        shown = {"BF16": summary[name]["bf16"], codec.upper(): summary[name]["int8"]}
-        print("\n" + table(title, shown))
+    print("\n" + tables(summary))
     found = problems(summary, "int8")
     print(f"\nWritten: {out / 'summary.json'}")
     for problem in found:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from loadtest import demo, transfer_report
 from loadtest.experiments import tables
 from loadtest.model import REPOSITORY
 from loadtest.quality import report as quality
@@ -44,9 +45,35 @@ def _traces(results: Path) -> str:
     return tables.traces([_load(file) for file in files]).markdown()
 
 
+def _code(text: str) -> str:
+    return f"```\n{text}\n```"
+
+
+def _verified(summary: dict[str, Any]) -> str:
+    """loadtest.verify's counts: what a running server held, and what its restores answered."""
+    lines = [
+        "| arm | L2 tokens | restored answers equal to L1 hits | requests under pressure | of them "
+        "restored | mismatches | largest change of a log-probability | would be seen from |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for arm, found in summary["arms"].items():
+        exact, pressure = found["exact"], found["pressure"]
+        lines.append(
+            f"| {arm} | {found['capacity']['host_total_tokens']:,.0f} | {exact['equal']} of "
+            f"{exact['compared']} | {pressure['requests']:,} | {pressure['restored_requests']:,} "
+            f"| {pressure['mismatches']} | {pressure['largest_change_restored']:.2f} | "
+            f"{pressure['bound']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 #: What can stand in a README, by name.
 TABLES: Mapping[str, Loader] = MappingProxyType(
     {
+        "demo": _one("demo/summary.json", lambda summary: _code(demo.tables(summary))),
+        "server": _one("h200/server.json", _verified),
+        "server-tp2": _one("h200/server_tp2.json", _verified),
+        "transfers": _one("h200/transfers.json", transfer_report.summary),
         "quality": _one("quality/SmolLM2-135M-Instruct/summary.json", quality.table),
         "experiment-a": _one("h200/experiment_a.json", lambda s: tables.same_tokens(s).markdown()),
         "experiment-b": _one("h200/experiment_b.json", lambda s: tables.same_bytes(s).markdown()),
