@@ -110,11 +110,13 @@ def test_both_arms_restore_from_l2(stack: Stack) -> None:
     def restored() -> dict[str, float]:
         return stack.by_arm("sum by (arm) (hiqcache_restore_tokens_total)")
 
-    first = eventually("tokens come back from L2", lambda: restored(), 120)
+    first = restored()
+    # The load must first have evicted a prefix from L1 and then asked for it again: some 15
+    # requests an arm, which a machine that has other work to do answers slowly.
     eventually(
         "restored tokens rise in both arms",
         lambda: all(restored()[arm] > first.get(arm, 0) for arm in ARMS),
-        180,
+        600,
     )
     failed = stack.query('sum(hiqcache_load_requests_total{outcome!="ok"})')
     assert failed
