@@ -64,23 +64,22 @@ def bootstrap_pairs(
 ) -> Interval:
     """The 95 % percentile interval of ``statistic(treatment, control)`` over paired runs.
 
-    Each pair holds the measurements of one treatment run and of its control run. Pairs are drawn
-    with replacement, then requests within each run, so that both the spread between runs and the
-    spread within a run are in the interval. Raises ValueError where there is nothing to resample.
+    Each pair holds the measurements of one treatment run and of its control run, row by row of the
+    same requests. Pairs are drawn with replacement, then requests within each pair, the same ones
+    for both runs, so that the spread between runs and within them is in the interval, and the
+    spread between prompts is not. Raises ValueError where rows are missing.
     """
-    if not pairs or any(not len(a) or not len(b) for a, b in pairs):
-        raise ValueError("every pair needs measurements of both arms")
+    if not pairs or any(len(a) != len(b) or not len(a) for a, b in pairs):
+        raise ValueError("every pair needs the same requests of both arms")
     generator = np.random.default_rng(SEED)
     estimates = []
     for _ in range(resamples):
-        chosen = [pairs[i] for i in generator.integers(0, len(pairs), size=len(pairs))]
-        left, right = (
-            np.concatenate(
-                [side[generator.integers(0, len(side), size=len(side))] for side in sides]
-            )
-            for sides in zip(*chosen, strict=True)
-        )
-        estimates.append(statistic(left, right))
+        left, right = [], []
+        for index in generator.integers(0, len(pairs), size=len(pairs)):
+            rows = generator.integers(0, len(pairs[index][0]), size=len(pairs[index][0]))
+            left.append(pairs[index][0][rows])
+            right.append(pairs[index][1][rows])
+        estimates.append(statistic(np.concatenate(left), np.concatenate(right)))
     low, high = np.percentile(estimates, (2.5, 97.5))
     whole = statistic(
         np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])

@@ -57,5 +57,5 @@ def test_pairs_that_agree_give_a_narrow_ratio() -> None:
 def test_nothing_measured_is_an_error() -> None:
     with pytest.raises(ValueError, match="no measurements"):
         bootstrap([], mean)
-    with pytest.raises(ValueError, match="both arms"):
+    with pytest.raises(ValueError, match="of both arms"):
         bootstrap_pairs([(np.array([1.0]), np.array([]))], ratio)
