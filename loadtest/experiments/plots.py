@@ -34,7 +34,7 @@ def _save(figure: Figure, file: Path) -> Path:
 
 def same_bytes(summary: Summary, file: Path) -> Path:
     """Hit ratio by tier, and the distribution of TTFT."""
-    figure = Figure(figsize=(10, 3.6))
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = list(summary["arms"])
     device = [100 * summary["arms"][name]["device"] for name in names]
@@ -58,7 +58,7 @@ def same_bytes(summary: Summary, file: Path) -> Path:
 
 def sweep(summary: Summary, file: Path) -> Path:
     """Gain in hit ratio and TTFT ratio over the working set, and over the prefix length."""
-    figure = Figure(figsize=(10, 6))
+    figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, 2)
     for column, (kind, key, label) in enumerate(
         (
@@ -88,6 +88,8 @@ def sweep(summary: Summary, file: Path) -> Path:
                     label=title(arm),
                 )
                 axis.set_xscale("log", base=2)
+                axis.set_xticks(x, [f"{value:.3g}" if value < 10 else f"{value:,}" for value in x])
+                axis.tick_params(axis="x", labelsize=7)
         _label(axes[0, column], label, "hit ratio gain (points)")
         _label(axes[1, column], label, "mean TTFT over BF16's")
         axes[0, column].axhline(0, color="black", linewidth=0.5)
@@ -97,7 +99,7 @@ def sweep(summary: Summary, file: Path) -> Path:
 
 def same_tokens(summary: Summary, file: Path) -> Path:
     """Bytes of L2 for the same tokens."""
-    figure = Figure(figsize=(5, 3))
+    figure = Figure(figsize=(5, 3), layout="constrained")
     axis = figure.subplots()
     rows = summary["rows"]
     axis.barh(
@@ -112,7 +114,7 @@ def same_tokens(summary: Summary, file: Path) -> Path:
 
 def traces(summaries: Sequence[Summary], file: Path) -> Path:
     """Hit ratio against bytes of L2, a panel a trace."""
-    figure = Figure(figsize=(5 * len(summaries), 3.6))
+    figure = Figure(figsize=(5 * len(summaries), 3.6), layout="constrained")
     panels = figure.subplots(1, len(summaries), squeeze=False)[0]
     for axis, summary in zip(panels, summaries, strict=True):
         for codec in dict.fromkeys(row["codec"] for row in summary["rows"]):
