@@ -55,7 +55,7 @@ def build() -> Dashboard:
                 "INT8's share of prompt tokens served from L1 or L2 less BF16's, in points of "
                 "100. 0 without load.",
                 (4, 0, 4, 4),
-                [("100 * hiqcache_hit_ratio_gain or vector(0)", "")],
+                [("100 * sum(hiqcache_hit_ratio_gain) or vector(0)", "")],
                 "suffix:points",
                 [(None, BAD), (-1, FAIR), (1, GOOD)],
                 decimals=1,
