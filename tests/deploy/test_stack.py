@@ -229,18 +229,7 @@ def test_prometheus_finds_its_data_after_a_restart(stack: Stack) -> None:
     eventually("it scrapes again", lambda: stack.by_arm('up{job="sglang"}').keys() >= ARMS, 60)
 
 
-def test_a_server_stops_cleanly_within_its_grace_period(stack: Stack) -> None:
-    stack.compose("stop", "locust", "locust-worker")
-    start = time.monotonic()
-    stack.compose("stop", "sglang-bf16")
-    took = time.monotonic() - start
-    code = stack.inspect("sglang-bf16", "{{.State.ExitCode}}")
-    print(f"  stopped with {code} after {took:.1f} s", flush=True)
-    assert code in ("0", "143"), "137 would be a kill after the grace period"
-
-
 def test_more_load_processes_by_scale(stack: Stack) -> None:
-    stack.compose("start", "locust")
     stack.compose(
         "up", "--detach", "--no-build", "--no-deps", "--scale", "locust-worker=2", "locust-worker"
     )
@@ -250,3 +239,13 @@ def test_more_load_processes_by_scale(stack: Stack) -> None:
         lambda: len(requests.get(url, timeout=30).json().get("workers", ())) >= 2,
         60,
     )
+
+
+def test_a_server_stops_cleanly_within_its_grace_period(stack: Stack) -> None:
+    stack.compose("stop", "locust", "locust-worker")
+    start = time.monotonic()
+    stack.compose("stop", "sglang-bf16")
+    took = time.monotonic() - start
+    code = stack.inspect("sglang-bf16", "{{.State.ExitCode}}")
+    print(f"  stopped with {code} after {took:.1f} s", flush=True)
+    assert code in ("0", "143"), "137 would be a kill after the grace period"
