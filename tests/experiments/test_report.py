@@ -66,7 +66,7 @@ def run(
         "metrics": {
             "sglang:load_back_tokens_total": 300.0,
             "sglang:load_back_bytes_total": 300.0 * 104,
-            "sglang:load_back_duration_seconds_sum": 0.03,
+            "hiqcache_restore_seconds_sum": 0.03,
         },
         "invalid": [],
         "setup": SETUP,
