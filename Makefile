@@ -54,10 +54,14 @@ images: ## Build every image
 dashboards: env ## Generate the dashboards' JSON from their code
 	$(BIN)/python -m monitoring.dashboards
 
-dashboards-preview: env ## Draw each dashboard from a live Prometheus (docs/images)
+monitoring/node_modules: monitoring/package-lock.json
+	cd monitoring && npm ci --no-audit --no-fund
+	@touch $@
+
+dashboards-preview: env monitoring/node_modules ## Draw each dashboard from a live Prometheus
 	$(BIN)/python -m monitoring.preview
 
-monitoring-test: env ## Two servers, Prometheus, exporter and load: every panel and rule
+monitoring-test: env monitoring/node_modules ## Servers, Prometheus, load: every panel and rule
 	$(BIN)/python -m pytest -m monitoring tests/monitoring
 
 compose-test: env ## Build the images and run the stack in a real Docker engine
@@ -67,6 +71,12 @@ lint: env ## Style, types, containers and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint -c docker/hadolint.yaml docker/*.Dockerfile
+	$(BIN)/yamllint -s -c docker/yamllint.yaml compose.yaml monitoring/*.yml monitoring/rules \
+	  monitoring/grafana
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/python -m monitoring.dashboards --check
+	$(BIN)/python -m loadtest.experiments.readme --check
 
 clean: ## Remove the environment, caches and prepared models
 	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

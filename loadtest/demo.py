@@ -45,6 +45,11 @@ PASSAGE_TOKENS = 600
 PAGE_TOKENS = 16
 ANSWER_TOKENS = 8
 ROUNDS = 3
+#: What each passage is asked, as SmolLM2's chat format says it.
+QUESTION = (
+    "<|im_start|>user\n{passage}\n\nWhat is this text about? Answer in one sentence.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 #: Passages a working set: 12 x 600 tokens are 1.8 times BF16's L2 and fit INT8's; 5 fit both.
 WORKING_SETS = {"large": 12, "small": 5}
 
@@ -225,7 +230,9 @@ def demo(codec: str, out: Path) -> int:
         )
         for name in ("bf16", codec)
     }
-    texts = passages(model, max(WORKING_SETS.values()))
+    texts = [
+        QUESTION.format(passage=passage) for passage in passages(model, max(WORKING_SETS.values()))
+    ]
     summary: dict[str, Any] = {name: {} for name in WORKING_SETS}
     try:
         with tqdm(total=len(arms), desc="starting servers", unit="server") as progress:
