@@ -1,6 +1,6 @@
 """Measures what restoring a quantised prefix costs in quality, on real servers.
 
-    python -m loadtest.quality [--model DIR] [--arms bf16,int8,int8-rot,fp8] [--out DIR] [--quick]
+    python -m loadtest.quality [--model DIR] [--arms bf16,int8,int8-rot,fp8] [--dtype float16] ...
 
 Starts one server after the other: BF16 first, whose answers from L1 are the reference. Answers are
 kept in the work folder, so a run that was interrupted goes on where it stopped; --fresh discards
@@ -12,6 +12,7 @@ restored are not its codec's.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import shlex
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from hiqcache.geometry import KVGeometry
+from hiqcache.geometry import ITEM_BYTES, KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import ARMS, Arm, arms_named
 from loadtest.experiments.checks import RESTORED_BYTES, RESTORED_TOKENS
@@ -58,15 +59,19 @@ def main() -> int:
     size = QUICK if options.quick else Size()
     geometry = KVGeometry.from_path(model)
     prompts = _prompts(model, size)
-    out = options.out or REPOSITORY / "results" / "quality" / model.name
-    work = REPOSITORY / ".cache" / "quality" / model.name / prompts.fingerprint()
+    name = f"{model.name}-{options.dtype}" if options.dtype else model.name
+    out = options.out or REPOSITORY / "results" / "quality" / name
+    dtype = options.dtype or geometry.dtype
+    extra = ["--dtype", dtype, *shlex.split(options.server_args)]
+    served = hashlib.sha256(shlex.join(extra).encode()).hexdigest()[:8]
+    work = REPOSITORY / ".cache" / "quality" / model.name / f"{prompts.fingerprint()}-{served}"
     if options.fresh:
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     try:
         for arm in options.arms:
-            _run(arm, model, geometry, prompts, work, shlex.split(options.server_args))
-        result = _summarise(model, prompts, work)
+            _run(arm, model, geometry, prompts, work, extra)
+        result = _summarise(model, dtype, prompts, work)
     except (InvalidRunError, ServerError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -85,6 +90,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, help="a local model; default: SmolLM2-135M")
     parser.add_argument("--arms", type=_arms, default=DEFAULT_ARMS, help="needs bf16, once")
+    parser.add_argument(
+        "--dtype",
+        choices=list(ITEM_BYTES),
+        help="what the model computes in; default: its own. In float16 the noise is about a "
+        "hundredth of bfloat16's, so that a codec's own error shows",
+    )
     parser.add_argument("--out", type=Path, help="default: results/quality/<model>")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     parser.add_argument("--fresh", action="store_true", help="discard answers kept from before")
@@ -192,7 +203,7 @@ def _write(file: Path, rows: Rows, **more: Any) -> None:
     partial.rename(file)
 
 
-def _summarise(model: Path, prompts: Prompts, work: Path) -> dict[str, Any]:
+def _summarise(model: Path, dtype: str, prompts: Prompts, work: Path) -> dict[str, Any]:
     rows = {
         name: json.loads((work / f"{name}.json").read_text())
         for name in ("cold", "batched", *ARMS)
@@ -219,6 +230,7 @@ def _summarise(model: Path, prompts: Prompts, work: Path) -> dict[str, Any]:
         )
     return {
         "model": model.name,
+        "dtype": dtype,
         "command": shlex.join(["python", "-m", "loadtest.quality", *sys.argv[1:]]),
         "environment": environment.describe(),
         "size": asdict(prompts.size),

@@ -7,18 +7,22 @@ from typing import Any
 from loadtest.experiments.environment import hardware
 from loadtest.quality.texts import TEXTS
 
+#: Rows in their order; {0} is the precision that the model computes in.
 TITLES = {
-    "cold": "noise: BF16, cold prefill (another shape)",
-    "batched": "noise: BF16 restored, two requests a batch",
-    "bf16": "BF16, restored from L2",
+    "cold": "noise: {0}, cold prefill (another shape)",
+    "batched": "noise: {0} restored, two requests a batch",
+    "bf16": "{0}, restored from L2",
     "int8": "int8, restored from L2",
     "int8-rot": "int8-rot, restored from L2",
     "fp8": "FP8 KV cache (L1 and L2), restored",
 }
 
+_PRECISION = {"bfloat16": "BF16", "float16": "FP16"}
+
 
 def table(summary: dict[str, Any]) -> str:
     """Quality of each arm against the same requests with their prefix still in L1."""
+    precision = _PRECISION[summary["dtype"]]
     lines = [
         "| arm | perplexity ratio | mean KL (nats) | p99 KL | top-1 | greedy agreement "
         "| needle | key-value | bit-identical |",
@@ -30,8 +34,9 @@ def table(summary: dict[str, Any]) -> str:
         arm = summary["arms"][name]
         ratio, kl, top = (arm[key] for key in ("perplexity_ratio", "kl_mean", "top1_agreement"))
         lines.append(
-            f"| {TITLES[name]} | {ratio['value']:.4f} ({ratio['low']:.4f}–{ratio['high']:.4f}) "
-            f"| {kl['value']:.2g} ({kl['low']:.2g}–{kl['high']:.2g}) "
+            f"| {TITLES[name].format(precision)} "
+            f"| {ratio['value']:.4f} ({ratio['low']:.4f}–{ratio['high']:.4f}) "
+            f"| {kl['value']:.3g} ({kl['low']:.2g}–{kl['high']:.2g}) "
             f"| {arm['kl_p99']['value']:.2g} "
             f"| {top['value']:.2%} | {_greedy(arm['greedy'])} "
             f"| {_recalled(arm, 'needle')} | {_recalled(arm, 'key-value')} "
@@ -51,8 +56,10 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         table(summary),
         "",
-        "Reference: the same request while its prefix was still in L1, BF16. Intervals: 95 %, "
-        "bootstrap over windows. Needle, key-value: answers whose every token was the model's "
+        "Reference: the same request while its prefix was still in L1. The noise rows have no "
+        "codec at all: they are what other shapes of the same sums change in "
+        f"{_PRECISION[summary['dtype']]}. Intervals: 95 %, bootstrap over windows. Needle, "
+        "key-value: answers whose every token was the model's "
         "first choice, and in brackets how many the reference got. "
         f"Texts: {titles}; {size['windows']} windows each, {size['prefix']} tokens restored, "
         f"{size['suffix']} scored.",
@@ -84,7 +91,10 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def _promises(met: dict[str, Any], share: dict[str, float] | None) -> list[str]:
-    lines = [f"- BF16 restored equals L1 bit by bit: {_verdict(met['bf16_restored_identical'])}."]
+    lines = [
+        "- SGLang's own L2 restored equals L1 bit by bit: "
+        f"{_verdict(met['bf16_restored_identical'])}."
+    ]
     if share:
         lines.append(
             f"- int8-rot's mean KL is {share['value']:.2f} times "
@@ -138,7 +148,7 @@ def _lumping(summary: dict[str, Any]) -> str:
 def _texts(summary: dict[str, Any]) -> list[str]:
     return [
         f"| {text} | {name} | {own['perplexity']:.2f} | {own['perplexity_ratio']:.4f} "
-        f"| {own['kl_mean']:.2g} | {own['kl_p99']:.2g} | {own['top1_agreement']:.2%} |"
+        f"| {own['kl_mean']:.3g} | {own['kl_p99']:.2g} | {own['top1_agreement']:.2%} |"
         for text in summary["texts"]
         for name in TITLES
         if name in summary["arms"]
