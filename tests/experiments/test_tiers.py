@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from loadtest.experiments.tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from loadtest.model import prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, serving
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, scrape, serving
+
+#: The real server's tiers, in tokens; SGLang adds a page to what the ratio gives.
+L1, RATIO = 512, 2.5
+L2 = int(L1 * RATIO) + 1
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=60)
 
@@ -74,7 +78,8 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
         tmp_path / "server.log",
         (
             *CPU_ARGS,
-            *("--max-total-tokens", "512", "--hicache-ratio", "2.5", "--skip-server-warmup"),
+            *("--max-total-tokens", str(L1), "--hicache-ratio", str(RATIO)),
+            "--skip-server-warmup",
         ),
         {**CPU_ENV, "HIQCACHE_CODEC": "int8", "HIQCACHE_SIZING": "tokens"},
     )
@@ -82,8 +87,7 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
     block_tokens = [[generator.randrange(1000, 30000) for _ in range(24)] for _ in range(400)]
     conversations: list[list[int]] = []
     with serving(server):
-        info = requests.get(f"{server.url}/get_server_info", timeout=30).json()
-        cache = TwoTierCache(info["max_total_num_tokens"], _host_tokens(server), RESTORE_AT_LEAST)
+        cache = TwoTierCache(L1, L2, RESTORE_AT_LEAST)
         hits, simulated = [], []
         for _ in range(150):
             if conversations and generator.random() < 0.7:
@@ -97,6 +101,7 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
             prompt = prompt[: len(prompt) - generator.randrange(24)]
             simulated.append(cache.request(prompt))
             hits.append(_ask(server, prompt))
+        assert scrape(server)["sglang:hicache_host_total_tokens"] == L2
     assert sum(hit.host for hit in hits) > 1000, "the prompts must exercise L2"
     assert hits == simulated
 
@@ -112,12 +117,6 @@ def _ask(server: Server, prompt: list[int]) -> Hit:
     ).json()
     details = answer["meta_info"]["cached_tokens_details"] or {"device": 0, "host": 0}
     return Hit(details["device"], details["host"])
-
-
-def _host_tokens(server: Server) -> int:
-    metrics = requests.get(f"{server.url}/metrics", timeout=30).text
-    (line,) = (x for x in metrics.splitlines() if x.startswith("sglang:hicache_host_total_tokens{"))
-    return int(float(line.rpartition(" ")[2]))
 
 
 def _common(left: list[int], right: list[int]) -> int:
