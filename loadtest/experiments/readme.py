@@ -52,8 +52,8 @@ def _code(text: str) -> str:
 def _verified(summary: dict[str, Any]) -> str:
     """loadtest.verify's counts: what a running server held, and what its restores answered."""
     lines = [
-        "| arm | L2 tokens | restored answers bit-equal to L1 hits | requests under pressure | of them "
-        "restored | mismatches | largest change of a log-probability | would be seen from |",
+        "| arm | L2 tokens | restored answers bit-equal to L1 hits | requests under pressure | of "
+        "them restored | mismatches | largest change of a log-probability | would be seen from |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, found in summary["arms"].items():
