@@ -202,22 +202,26 @@ def memory_left(root: Path = Path("/")) -> tuple[int, str]:
         if line.startswith("MemAvailable:")
     )
     least = (available, "of the machine's memory")
-    for limit, usage in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory.high", "sys/fs/cgroup/memory.current"),
-        (
-            "sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
+    for limit, group in (
+        ("memory.max", root / "sys/fs/cgroup"),
+        ("memory.high", root / "sys/fs/cgroup"),
+        ("memory.limit_in_bytes", root / "sys/fs/cgroup/memory"),
     ):
+        usage = "memory.usage_in_bytes" if limit == "memory.limit_in_bytes" else "memory.current"
         try:
-            text = (root / limit).read_text().strip()
-            left = int(text) - int((root / usage).read_text())
+            text = (group / limit).read_text().strip()
+            left = int(text) - int((group / usage).read_text()) + _file_cache(group)
         except (OSError, ValueError):
             continue  # no such cgroup file, or "max"
         if left < least[0]:
-            least = (left, f"under {root / limit} = {_gb(int(text))}")
+            least = (left, f"under {group / limit} = {_gb(int(text))}")
     return least
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes of file cache that the kernel would give back, which a cgroup counts as used."""
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return sum(int(stat.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _gb(value: int) -> str:

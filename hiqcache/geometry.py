@@ -81,6 +81,11 @@ class KVGeometry:
                     "head_dim is not given: correct the model's config.json."
                 )
             head_dim = hidden // heads
+        if config.get("v_head_dim") not in (None, head_dim):
+            raise GeometryError(
+                f"K heads have {head_dim} elements and V heads {config['v_head_dim']}; HiQCache "
+                "serves equal widths: keep HIQCACHE_CODEC=bf16 for it."
+            )
         if max(kv_heads, tp) % min(kv_heads, tp):
             raise GeometryError(
                 f"{kv_heads} KV heads cannot be split over --tp {tp}: choose a divisor or a "

@@ -62,7 +62,8 @@ class Settings:
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise SettingsError(
                     f"{name} is no HiQCache setting.{hint} Known: {', '.join(VALUES)}. "
-                    "Unset it or correct its name."
+                    "Unset it or correct its name (a Kubernetes Service called hiqcache sets such "
+                    "variables: enableServiceLinks: false)."
                 )
             value = env[name].strip().lower()
             if not value:

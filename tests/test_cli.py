@@ -144,7 +144,8 @@ def test_memory_left_heeds_the_cgroup(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("400\n")
+    (group / "memory.current").write_text("700\n")
+    (group / "memory.stat").write_text("anon 400\nactive_file 100\ninactive_file 200\n")
     assert memory_left(tmp_path)[0] == 2_048_000_000
     (group / "memory.max").write_text("1000000\n")
     left, source = memory_left(tmp_path)

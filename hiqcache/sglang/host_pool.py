@@ -22,6 +22,7 @@ from hiqcache.sglang.support import (
     require_no_storage,
     require_plain_buffers,
     require_supported_sglang,
+    require_target_pool,
     require_transfer,
 )
 from hiqcache.sglang.transfer import build_transfer
@@ -59,12 +60,15 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
     ) -> None:
         self.settings = Settings.from_env()
         require_supported_sglang()
+        require_target_pool(pool_label)
         # SGLang names the allocator after the storage backend, where there is one.
         require_no_storage(None if allocator_type == "default" else allocator_type)
         require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
         require_codec(self.settings.codec, buffer_info.head_num, buffer_info.head_dim)
         self.codec = get_codec(self.settings.codec)
-        self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
+        self.transfer_name = require_transfer(
+            self.settings.transfer, buffer_info.device, self.codec.name
+        )
         self.layout_of_records = RecordLayout(
             end_layer - start_layer,
             page_size,
@@ -185,6 +189,10 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
 
     @property
     def v_buffer(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    @property
+    def host_kv_data_refs(self) -> list[torch.Tensor]:
         raise self._no_plain_rows()
 
     def get_hybrid_pool_buffer(self) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ CPU_PLATFORM = "hiqcache_cpu"
 _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 _RADIX_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_GROUP = "sglang.srt.mem_cache.pool_host.group.HostPoolGroup"
+_STAGING = "sglang.srt.mem_cache.pool_host.mha.prepare_mha_write_back_staging"
 
 #: Host pools that hold no attention KV, and so stay SGLang's own beside a quantised one.
 _STATE_POOLS = frozenset({"MambaPoolHost"})
@@ -52,23 +55,24 @@ def register() -> None:
 
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    hooks: list[tuple[str, Callable[..., Any], HookType]] = []
     choose: Callable[[Any, Any], type] | None = None
     if settings.quantises:
         choose = _quantised_pool
-        HookRegistry.register(f"{_ASSEMBLER}.build_kv_host_pool", _check_kv_pool, HookType.BEFORE)
-        HookRegistry.register(
-            "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__",
-            _check_host_pool,
-            HookType.BEFORE,
-        )
-        HookRegistry.register(
-            f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE
-        )
+        hooks += [
+            (f"{_ASSEMBLER}.build_kv_host_pool", _check_kv_pool, HookType.BEFORE),
+            # Every assembly ends in a group of host pools; some never ask the selector.
+            (f"{_GROUP}.__init__", _check_group, HookType.BEFORE),
+            (f"{_GROUP}.add_entry", _check_entry, HookType.BEFORE),
+            # GPU memory for the stock pool's write-backs, which nothing would use.
+            (_STAGING, _no_staging, HookType.REPLACE),
+            (f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE),
+        ]
     elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
         choose = _copying_pool
     if settings.metrics and installed_sglang() == SUPPORTED_SGLANG:
         choose = _observing(choose or _stock_pool)
-        HookRegistry.register(f"{_RADIX_CACHE}.evict_host", _mark_eviction, HookType.AROUND)
+        hooks.append((f"{_RADIX_CACHE}.evict_host", _mark_eviction, HookType.AROUND))
     elif settings.metrics:
         logger.warning(
             "HiQCache: its metrics need SGLang %s; this is %s, so the host pool goes unmeasured.",
@@ -76,14 +80,33 @@ def register() -> None:
             installed_sglang(),
         )
     if choose is not None:
-        HookRegistry.register(f"{_ASSEMBLER}.get_mha_host_pool_cls", choose, HookType.AROUND)
+        hooks.append((f"{_ASSEMBLER}.get_mha_host_pool_cls", choose, HookType.AROUND))
+    for target, hook, kind in hooks:
+        if settings.quantises:
+            _require(target)
+        HookRegistry.register(target, hook, kind)
+
+
+def _require(target: str) -> None:
+    """Exit where ``target`` is not there: SGLang would log the lost hook, and serve BF16."""
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(
+            f"HiQCache: SGLang has no {target} ({error}), which it hooks to quantise the host "
+            f"pool. Reinstall sglang=={SUPPORTED_SGLANG}, or unset HIQCACHE_CODEC."
+        ) from error
 
 
 def _observing(choose: Callable[[Any, Any], type]) -> Callable[[Any, Any], type]:
     def chosen(original: Any, buffer_info: Any) -> type:
+        from sglang.srt.runtime_context import get_memory
+
         from hiqcache.sglang.observed import observed
 
-        return observed(choose(original, buffer_info))
+        pool = choose(original, buffer_info)
+        # TensorCast's store serves SGLang's own class and no subclass of it.
+        return pool if get_memory().hicache_storage_backend == "tensorcast" else observed(pool)
 
     return chosen
 
@@ -125,10 +148,16 @@ def _check_kv_pool(**kwargs: Any) -> None:
     )
 
 
-def _check_host_pool(pool: Any, *args: Any, **kwargs: Any) -> None:
+def _check_group(group: Any, entries: Any) -> None:
+    for entry in entries:
+        _check_entry(group, entry)
+
+
+def _check_entry(group: Any, entry: Any) -> None:
     """Refuse KV pools that SGLang builds without asking its selector, which would stay BF16."""
     from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
+    pool = entry.host_pool
     name = type(pool).__name__
     if not isinstance(pool, MHATokenToKVPoolHostINT8) and name not in _STATE_POOLS:
         raise UnsupportedError(
@@ -136,6 +165,10 @@ def _check_host_pool(pool: Any, *args: Any, **kwargs: Any) -> None:
             "quantise: it serves plain multi-head, grouped-query and multi-query attention. Unset "
             "HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's own host pool."
         )
+
+
+def _no_staging(*args: Any, **kwargs: Any) -> None:
+    """No GPU memory is set aside for write-backs: a quantised pool's transfers bring their own."""
 
 
 def _check_storage(controller: Any, storage_backend: str, *args: Any, **kwargs: Any) -> None:

@@ -41,6 +41,8 @@ class RowSampler:
     @staticmethod
     def serves(pool: Any) -> bool:
         """Whether a row of ``pool`` can be found and decoded in host memory."""
+        if not pool.target_layer_num:
+            return False  # a pipeline stage without attention layers
         if isinstance(pool, MHATokenToKVPoolHostINT8):
             return True
         info = pool._buffer_infos[0]

@@ -130,6 +130,16 @@ def order_of(layout: str) -> Order:
     return ORDERS[layout]
 
 
+def require_target_pool(label: str) -> None:
+    """Refuse a speculative draft model's own pool. Raises UnsupportedError."""
+    if label.startswith("draft"):
+        raise UnsupportedError(
+            f"host pool {label!r} belongs to a speculative draft model; HiQCache serves the target "
+            "model, and a quantised draft would lose acceptance unseen. Start without "
+            f"--speculative-algorithm, or: {_WAY_OUT}"
+        )
+
+
 def require_no_storage(backend: str | None) -> None:
     """Refuse L3 storage behind a quantised L2. Raises UnsupportedError."""
     if backend:
@@ -139,8 +149,13 @@ def require_no_storage(backend: str | None) -> None:
         )
 
 
-def require_transfer(transfer: str, device: torch.device) -> str:
+def require_transfer(transfer: str, device: torch.device, codec: str) -> str:
     """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
+    if transfer == "mover" and codec != "int8":
+        raise UnsupportedError(
+            f"HIQCACHE_TRANSFER=mover serves HIQCACHE_CODEC=int8, not {codec}. Unset "
+            "HIQCACHE_TRANSFER."
+        )
     if transfer == "auto":
         return "fused" if device.type == "cuda" else "torch"
     if transfer != "torch" and device.type != "cuda":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,11 +116,67 @@ def test_device_pools(pool: Any, use_mla: bool, drafts: tuple[int, ...], message
     assert WAY_OUT in str(caught.value)
 
 
-def test_host_pools_that_sglang_builds_past_its_selector() -> None:
-    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+@pytest.mark.parametrize("label", ["draft", "draft_swa"])
+def test_a_draft_models_own_pool(label: str) -> None:
+    refused("speculative draft model.*speculative-algorithm", buffer_info(), pool_label=label)
 
-    with pytest.raises(UnsupportedError, match="MLATokenToKVPoolHost"):
-        plugin._check_host_pool(MLATokenToKVPoolHost.__new__(MLATokenToKVPoolHost))
+
+def test_the_mover_serves_int8_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIQCACHE_CODEC", "int8-rot")
+    monkeypatch.setenv("HIQCACHE_TRANSFER", "mover")
+    refused("mover serves HIQCACHE_CODEC=int8", buffer_info())
+
+
+#: Run in a process of its own: hooks change SGLang for good.
+HOOKED = """
+import torch
+import subprocess
+import sys
+from types import SimpleNamespace
+from hiqcache.sglang import plugin
+from sglang.srt.plugins.hook_registry import HookRegistry
+plugin.register()
+HookRegistry.apply_hooks()
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler as assembler
+from sglang.srt.mem_cache.kv_cache_builder import prepare_mha_write_back_staging
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
+from hiqcache.sglang.support import UnsupportedError
+
+def refuse(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except UnsupportedError as error:
+        print("refused:", error)
+    else:
+        raise SystemExit(f"{call} was not refused")
+
+refuse(assembler.build_kv_host_pool, kv_pool=SimpleNamespace(), page_size=1, use_mla=True)
+for cls in (UnifiedPageEnvelopeHostPool, MHATokenToKVPoolHost):
+    entry = SimpleNamespace(host_pool=cls.__new__(cls), name="kv", is_primary_index_anchor=True)
+    refuse(HostPoolGroup, [entry])
+    refuse(HostPoolGroup.add_entry, HostPoolGroup.__new__(HostPoolGroup), entry)
+controller = HiCacheController.__new__(HiCacheController)
+refuse(controller.attach_storage_backend, storage_backend="file")
+assert prepare_mha_write_back_staging(None, layer_num=1, page_size=1) is None
+"""
+
+
+def test_the_hooks_stand_where_sglang_calls() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOOKED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    for wanted in ("latent attention", "UnifiedPageEnvelopeHostPool", "storage-backend file"):
+        assert wanted in done.stdout
+
+
+def test_a_seam_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_GROUP", "sglang.srt.mem_cache.pool_host.group.Renamed")
+    with pytest.raises(SystemExit, match=r"SGLang has no .*Renamed"):
+        plugin.register()
 
 
 def test_rows_that_only_a_stock_pool_has() -> None:
