@@ -138,18 +138,19 @@ def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
 def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm) -> None:
     """Short prompts, more than L2 holds, asked again and again; each answer is known.
 
-    Two prompts' answers lie at least twice the bound apart, so another prefix's rows are seen.
+    Another prefix's rows would move an answer to another prompt's: no two of those lie closer than
+    ``closest_two_prompts``. Half of that leaves room for bf16, which changes an answer by up to 0.2
+    here when a prefix comes back in part and the rest is computed in another shape.
     """
     if arm.page_size != 1:
         pytest.skip("one page size is enough here; the pool test covers others")
     requests.post(f"{arm.server.url}/flush_cache", timeout=60).raise_for_status()
     sizes = Sizes(0, 0, short_prompts=64, short_tokens=100, requests=80, concurrency=1)
     found = pressure(arm.server, sizes, vocabulary=40_000)
+    assert found["prompts"] >= 60
     assert found["restored_requests"] >= 10
-    assert found["bound"] > 2 * found["largest_change_restored"]
-    assert found["mismatches"] == 0
-    if arm.codec == "bf16":
-        assert found["largest_change_restored"] == 0
+    apart = found["closest_two_prompts"]
+    assert max(found["largest_change_restored"], found["largest_change_others"]) < apart / 2
 
 
 def test_the_codecs_under_test_are_all_there() -> None:
