@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import re
 import signal
 import socket
@@ -37,12 +38,19 @@ class ServerError(RuntimeError):
     """A server did not start, or ended early; the text holds the last lines of its log."""
 
 
+#: Where servers listen: below what the kernel gives to outgoing connections and to SGLang's own
+#: sockets (from 32768), and below the ports that SGLang draws for itself (22000 to 29999). A port of
+#: those ranges that is free now may be taken by the time a server has loaded its model.
+PORTS = range(10_000, 20_000)
+
+
 def free_port() -> int:
-    """A loopback TCP port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback TCP port of PORTS that nothing listens on now. Raises ServerError if none is."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1.")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.servers import ServerError
+from loadtest.servers import PORTS, ServerError, free_port
 from tests.e2e.conftest import MakeServer
 
 pytestmark = pytest.mark.e2e
@@ -67,6 +68,15 @@ def test_a_killed_server_leaves_nothing_behind(make_server: MakeServer) -> None:
         assert len(gone) == len(family)
     with pytest.raises(ProcessLookupError):
         os.killpg(server.process.pid, 0)
+
+
+def test_servers_listen_where_no_outgoing_connection_can_take_their_port() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert PORTS.stop <= first_ephemeral
+    assert free_port() in PORTS
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port := free_port()))
+        assert all(free_port() != port for _ in range(50))
 
 
 def test_without_its_name_the_cpu_platform_is_not_activated() -> None:
