@@ -39,8 +39,8 @@ class ServerError(RuntimeError):
 
 
 #: Where servers listen: below what the kernel gives to outgoing connections and to SGLang's own
-#: sockets (from 32768), and below the ports that SGLang draws for itself (22000 to 29999). A port of
-#: those ranges that is free now may be taken by the time a server has loaded its model.
+#: sockets (from 32768), and below the ports that SGLang draws for itself (22000 to 29999). A port
+#: of those ranges that is free now may be taken by the time a server has loaded its model.
 PORTS = range(10_000, 20_000)
 
 
