@@ -124,28 +124,14 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
 def device_rows(slots: int, device: Any) -> Any:
     """Random rows of every layer, described as SGLang's device pool describes its own."""
     import torch
-    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
 
-    def side() -> tuple[torch.Tensor, ...]:
+    from hiqcache.sglang.stock import describe_rows
+
+    def side() -> list[torch.Tensor]:
         shape = (slots, HEADS, HEAD_DIM)
-        return tuple(torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(LAYERS))
+        return [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(LAYERS)]
 
-    k, v = side(), side()
-    pointers = [
-        torch.tensor([rows.data_ptr() for rows in rows_of], dtype=torch.uint64, device=device)
-        for rows_of in (k, v)
-    ]
-    return MHABufferInfo(
-        buffers=KVBuffers(
-            k=k, v=v, k_data_ptrs=pointers[0], v_data_ptrs=pointers[1], layout=KVBufferLayout.NHD
-        ),
-        page_size=1,
-        head_num=HEADS,
-        head_dim=HEAD_DIM,
-        v_head_dim=HEAD_DIM,
-        dtype=torch.bfloat16,
-        device=device,
-    )
+    return describe_rows(side(), side(), page_size=1)
 
 
 def host_pool(info: Any, cls: type, device_tokens: int) -> Any:

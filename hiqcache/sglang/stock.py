@@ -15,6 +15,32 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from hiqcache.record import Order
 
 
+def describe_rows(
+    device_k: Sequence[torch.Tensor], device_v: Sequence[torch.Tensor], page_size: int
+) -> MHABufferInfo:
+    """Rows [slots, heads, head_dim], one tensor a layer, as SGLang describes its own."""
+    rows = device_k[0]
+    k_table, v_table = (
+        torch.tensor([b.data_ptr() for b in side], dtype=torch.uint64).to(rows.device)
+        for side in (device_k, device_v)
+    )
+    return MHABufferInfo(
+        buffers=KVBuffers(
+            k=tuple(device_k),
+            v=tuple(device_v),
+            k_data_ptrs=k_table,
+            v_data_ptrs=v_table,
+            layout=KVBufferLayout.NHD,
+        ),
+        page_size=page_size,
+        head_num=rows.shape[1],
+        head_dim=rows.shape[2],
+        v_head_dim=rows.shape[2],
+        dtype=rows.dtype,
+        device=rows.device,
+    )
+
+
 class StockTransfer:
     """SGLang 0.5.23's MHA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
 
@@ -33,25 +59,7 @@ class StockTransfer:
         slots: int,
     ) -> None:
         rows = device_k[0]
-        tables = (
-            torch.tensor([b.data_ptr() for b in side], dtype=torch.uint64).to(rows.device)
-            for side in (device_k, device_v)
-        )
-        info = MHABufferInfo(
-            buffers=KVBuffers(
-                k=tuple(device_k),
-                v=tuple(device_v),
-                k_data_ptrs=next(tables),
-                v_data_ptrs=next(tables),
-                layout=KVBufferLayout.NHD,
-            ),
-            page_size=page_size,
-            head_num=rows.shape[1],
-            head_dim=rows.shape[2],
-            v_head_dim=rows.shape[2],
-            dtype=rows.dtype,
-            device=rows.device,
-        )
+        info = describe_rows(device_k, device_v, page_size)
         self._pool = MHATokenToKVPoolHost(
             info,
             2.0,
