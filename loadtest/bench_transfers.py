@@ -135,11 +135,12 @@ def pcie_ceiling(host: torch.Tensor) -> dict[str, float]:
     return {way: round(CEILING_BYTES / statistics.median(t) / 1e6, 2) for way, t in times.items()}
 
 
-def contenders(order: Order, pool: DevicePool, host: torch.Tensor) -> list[Contender]:
-    """SGLang's own pool, mover, and fused with both codecs, each with POOL_GB of host memory.
+#: Codec and transfer of ours, in the order of the tables.
+OURS = (("int8", "mover"), ("int8", "fused"), ("int8-rot", "fused"))
 
-    Ours share ``host``: what one writes, only the same one reads.
-    """
+
+def contenders(order: Order, pool: DevicePool, hosts: Sequence[torch.Tensor]) -> list[Contender]:
+    """SGLang's own pool, and each of OURS in its own of ``hosts``, all of POOL_GB."""
     from hiqcache.sglang.jit_mover import JitMover
     from hiqcache.sglang.stock import StockTransfer
     from hiqcache.transfers.fused import FusedTransfer
@@ -153,7 +154,7 @@ def contenders(order: Order, pool: DevicePool, host: torch.Tensor) -> list[Conte
             "bf16", "stock", stock, stock.bytes_per_token, slots, stock.backup_wants_cpu_slots
         )
     ]
-    for codec_name, transfer in (("int8", "mover"), ("int8", "fused"), ("int8-rot", "fused")):
+    for (codec_name, transfer), host in zip(OURS, hosts, strict=True):
         codec = get_codec(codec_name)
         layout = RecordLayout(
             LAYERS,
@@ -256,8 +257,9 @@ def run(out: Path) -> None:
     from hiqcache.sglang.stock import host_memory
     from loadtest.transfer_interference import interference
 
-    host, pool = host_memory(POOL_GB * 10**9), DevicePool()
-    ceiling = pcie_ceiling(host)
+    # One each: in a shared one, a restore would read what another codec wrote there.
+    hosts, pool = [host_memory(POOL_GB * 10**9) for _ in OURS], DevicePool()
+    ceiling = pcie_ceiling(hosts[0])
     result: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "loadtest.bench_transfers", *sys.argv[1:]]),
         "versions": versions(),
@@ -274,7 +276,7 @@ def run(out: Path) -> None:
 
     orders: tuple[Order, ...] = ("page_first", "layer_first")
     for order in orders:
-        given = contenders(order, pool, host)
+        given = contenders(order, pool, hosts)
         for contender in given:
             check(contender, pool)
         for tokens in REPEATS:

@@ -50,7 +50,9 @@ OPTIONS = (
     Option("groups", 32, "shared-prefix: number of prefixes"),
     Option("prefix_tokens", 2048, "shared-prefix: length of a prefix"),
     Option("suffix_tokens", 32, "shared-prefix: length of a request's own part"),
-    Option("choice", "uniform", "shared-prefix: how groups are drawn", ("uniform", "zipf")),
+    Option(
+        "choice", "uniform", "shared-prefix: how groups are drawn", ("uniform", "zipf", "dealt")
+    ),
     Option("zipf_exponent", 1.0, "shared-prefix: how hot the hottest groups are"),
     Option("turns", 4, "chat: turns of a conversation"),
     Option("systems", 4, "chat: number of system prompts"),

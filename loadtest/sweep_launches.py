@@ -40,10 +40,10 @@ from loadtest.transfer_interference import compute_ms, decode_step, gemms
 TOKENS = 2048
 REPEATS = 9
 #: A launch this slow (85 % of the ceiling is about 3.3 ms) is of no interest.
-SLOW_MS = 4.2
-#: Elements a tile and warps; 16 to 64 elements a thread.
-TILES = ((4096, 4), (4096, 8), (8192, 4), (8192, 8), (8192, 16), (16384, 8), (16384, 16))
-PROGRAMS = (6, 8, 10, 12, 16, 24, 32, 48)
+SLOW_MS = 3.8
+#: Elements a tile and warps; 16 to 32 elements a thread.
+TILES = ((4096, 4), (8192, 8), (8192, 16), (16384, 16), (16384, 32), (32768, 32))
+PROGRAMS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
 def sweep(codec_name: str, host: torch.Tensor, pool: DevicePool) -> list[dict[str, Any]]:

@@ -91,7 +91,6 @@ class _Pending:
 
     def add(self, start: Any, done: Callable[[float], None]) -> None:
         self._waiting.append((start, self._clock.mark(), done))
-        self.settle()
 
     def settle(self) -> None:
         # A pool's slots may be freed by another thread than the one that transfers: whoever comes
@@ -151,18 +150,20 @@ class _Observer:
 
     def backed_up(self, start: Any, tokens: int, sample: int | None) -> None:
         """Count a backup of ``tokens`` that was enqueued since ``start``."""
-        self.metrics.backup_tokens.inc(tokens)
-        self.metrics.backup_bytes.inc(tokens * self.token_bytes)
         observe = self.metrics.backup_seconds.observe
         self.backups.add(start, observe if sample is None else partial(self._judge, sample))
+        self.metrics.backup_tokens.inc(tokens)
+        self.metrics.backup_bytes.inc(tokens * self.token_bytes)
+        self.settle()
 
     def restored(self, tokens: int) -> None:
         """Count a restore of ``tokens``, all layers of which are enqueued."""
         start, self.restore_start = self.restore_start, None
-        self.metrics.restore_tokens.inc(tokens)
-        self.metrics.restore_bytes.inc(tokens * self.token_bytes)
         if start is not None:
             self.restores.add(start, self.metrics.restore_seconds.observe)
+        self.metrics.restore_tokens.inc(tokens)
+        self.metrics.restore_bytes.inc(tokens * self.token_bytes)
+        self.settle()
 
     def freed(self, tokens: int) -> None:
         """Count freed slots, which are evictions where evict_host frees them."""
@@ -179,7 +180,11 @@ class _Observer:
 
 
 class _Observed:
-    """Methods laid over a host pool class; each does the pool's own work, then measures."""
+    """Methods laid over a host pool class; each does the pool's own work, then measures.
+
+    What a transfer is counted by runs on the host once all of it is enqueued: beside the transfer,
+    not before it.
+    """
 
     _observer: _Observer | None = None  # None while the pool's constructor runs, which clears it
 
@@ -198,13 +203,12 @@ class _Observed:
     ) -> None:
         observer = self._observer
         assert observer is not None
-        observer.settle()
-        sampler = observer.sampler
-        sample = None if sampler is None else sampler.take(host_indices, device_indices)
         start = observer.clock.mark()
         super().backup_from_device_all_layer(  # type: ignore[misc]
             device_pool, host_indices, device_indices, io_backend
         )
+        sampler = observer.sampler
+        sample = None if sampler is None else sampler.take(host_indices, device_indices)
         observer.backed_up(start, host_indices.numel(), sample)
 
     def load_to_device_per_layer(
@@ -220,7 +224,6 @@ class _Observed:
         observer = self._observer
         assert observer is not None
         if layer_id == 0 and not is_draft:
-            observer.settle()
             observer.restore_start = observer.clock.mark()
         super().load_to_device_per_layer(  # type: ignore[misc]
             device_pool, host_indices, device_indices, layer_id, io_backend, is_draft=is_draft

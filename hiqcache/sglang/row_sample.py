@@ -21,10 +21,11 @@ _ROW_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 class RowSampler:
     """Compares sampled rows of one pool, K and V of one layer at a time, layers in turn.
 
-    ``take`` enqueues a copy of the device row and its slot into pinned memory, before the backup
-    reads that row; nothing waits. ``settle``, called once the backup has completed, decodes the
-    record in the arena itself on the CPU, so it sees the codec's error and the transfer's faults.
-    A slot may be freed and stored anew in between: ``drop`` gives the sample up.
+    ``take`` enqueues a copy of the device row and its slot into pinned memory, behind the backup of
+    that row, which SGLang keeps as it is until the stream has passed; nothing waits. ``settle``,
+    called once the backup has completed, decodes the record in the arena itself on the CPU, so it
+    sees the codec's error and the transfer's faults. A slot may be freed and stored anew in
+    between: ``drop`` gives the sample up.
     """
 
     def __init__(self, pool: Any, metrics: PoolMetrics) -> None:

@@ -25,18 +25,24 @@ class Launch(NamedTuple):
     warps: int
 
 
-# Measured on three H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py; copies
-# at 52 to 55 GB/s). Backup: 8 programs of 8 warps reach 78 to 91 % of the copies' speed, by
-# machine, 10 reach 87 %; more of them pile up writes that slow a GEMM on the other
-# multiprocessors: 1.3x beside 8, 1.5x beside 12, over 3x beside 48. Restore: 16 programs reach 81
-# to 84 %, 32 reach 83 to 85 %, the same for random slots; a GEMM is slowed 1.03x and 1.19x. A
-# GPU's reads of host memory saturate at about 88 % here, and each launch costs about 6 us on top
-# of its bytes. int8-rot computes longer on a tile, so its backup takes more programs.
+# Measured on H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py; copies at 52
+# to 55 GB/s). Backup: 8 programs of 8 warps reach 78 to 91 % of the copies' speed, by machine, 10
+# reach 87 %; more of them pile up writes that slow a GEMM on the other multiprocessors: 1.3x beside
+# 8, 1.5x beside 12, over 3x beside 48.
+#
+# Restore: a GPU's reads of host memory saturate at about 88 % here, and each launch costs some 6 us
+# on top of its bytes. What is in flight decides: 128 kB reach 80 to 84 % and slow a decode step
+# 1.13x, 256 kB 85 % and 1.17x in 8 programs, 1.25x in 16 or more. Where each warp decodes alone
+# (int8), 32 warps a program keep as much in flight as four programs of 8. int8-rot's warps decode
+# together; programs of 16 warps are slower, and over 16 programs slow a GEMM by a quarter.
 BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(16384, 12, 16)}
-RESTORE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
+RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
+
+#: The 16-bit elements of one.
+WRITTEN_ELEMENTS = VECTOR_BYTES // 2
 
 #: The smallest side of a tile that Triton's dot takes.
 DOT_ROWS = 16
@@ -92,9 +98,12 @@ class FusedTransfer(Transfer):
                 "SCALE_MIN_BITS": _bf16_bits(SCALE_MIN[self._dtype]),
             },
         )
-        self._restore_constants = self._constants(
-            kernels.restore, restore, geometry | {"LARGEST": torch.finfo(self._dtype).max}
-        )
+        decode: dict[str, Any] = {"LARGEST": torch.finfo(self._dtype).max}
+        if not geometry["ROTATE"]:
+            # A thread that reads as many codes as it writes elements trades none with others, so
+            # that each warp decodes its rows alone.
+            decode["CODE_ALIGN"] = math.gcd(geometry["CODE_ALIGN"], WRITTEN_ELEMENTS)
+        self._restore_constants = self._constants(kernels.restore, restore, geometry | decode)
         none = torch.empty(0, dtype=torch.int64, device=self._device)
         self._backup_kernel = _compile(
             kernels.backup, backup, (*self._backup_arguments(none, none), *self._backup_constants)

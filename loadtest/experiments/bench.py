@@ -281,6 +281,7 @@ async def _run(
             "requests": point.requests,
             "concurrency": point.concurrency,
             "fill": point.fill,
+            "choice": point.choice,
         },
         "l1_tokens": plan.l1_of(arm),
         "l2_tokens": plan.capacity(arm, bench.geometry),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hiqcache.geometry import KVGeometry
 from hiqcache.record import tokens_in_gigabytes
@@ -97,6 +97,7 @@ CPU = Scale(
 class Point:
     """One workload: ``requests`` requests over ``groups`` prefixes.
 
+    choice: how a request's prefix is chosen, as in SharedPrefix.
     fill: have every prefix computed once before measuring, so that what is measured is the
         returning traffic; otherwise a run measures its cold misses too.
     """
@@ -110,6 +111,7 @@ class Point:
     concurrency: int
     fill: bool
     repeats: int
+    choice: Literal["uniform", "dealt"] = "uniform"
 
     def prompts(self, seed: int) -> tuple[list[list[int]], list[list[int]]]:
         """The prompts of the fill and of the measured part, the same for the same seed."""
@@ -119,6 +121,7 @@ class Point:
             prefix_tokens=self.prefix,
             suffix_tokens=self.suffix,
             output_tokens=self.output,
+            choice=self.choice,
         )
         extra = workload.rng("fill")
         fill = [
@@ -219,6 +222,8 @@ def experiment(
         scale.concurrency,
         False,
         repeats,
+        # Every group returns alike often; otherwise chance decides how much there is to hit.
+        "dealt",
     )
     if name == "a":
         point = replace(base, output=1, concurrency=1, repeats=1)
@@ -249,6 +254,7 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
             requests=requests,
             fill=True,
             repeats=repeats,
+            choice="uniform",
         )
 
     shares = [

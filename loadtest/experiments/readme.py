@@ -74,6 +74,7 @@ TABLES: Mapping[str, Loader] = MappingProxyType(
         "server": _one("h200/server.json", _verified),
         "server-tp2": _one("h200/server_tp2.json", _verified),
         "transfers": _one("h200/transfers.json", transfer_report.summary),
+        "beside": _one("h200/transfers.json", transfer_report.costs),
         "quality": _one("quality/SmolLM2-135M-Instruct/summary.json", quality.table),
         "experiment-a": _one("h200/experiment_a.json", lambda s: tables.same_tokens(s).markdown()),
         "experiment-b": _one("h200/experiment_b.json", lambda s: tables.same_bytes(s).markdown()),

@@ -147,9 +147,10 @@ def _traces(summaries: Sequence[Summary], plot: Path) -> Section:
 
 
 def _workload(workload: dict[str, Any]) -> str:
+    drawn = ", each as often and shuffled," if workload["choice"] == "dealt" else ""
     return (
         f"{workload['requests']} requests draw from {workload['groups']} prefixes of "
-        f"{workload['prefix']:,} tokens and add {workload['suffix']} of their own; "
+        f"{workload['prefix']:,} tokens{drawn} and add {workload['suffix']} of their own; "
         f"{workload['output']} tokens of output; {workload['concurrency']} at a time."
     )
 

@@ -45,6 +45,7 @@ def run(
             "requests": 6,
             "concurrency": 2,
             "fill": False,
+            "choice": "dealt",
         },
         "l1_tokens": 200,
         "l2_tokens": 600 if arm == "bf16" else 1100,

@@ -73,7 +73,7 @@ def result() -> dict[str, Any]:
 
 
 def test_targets_take_the_worst_setting(result: dict[str, Any]) -> None:
-    targets = {target.name: target for target in transfer_report.targets(result)}
+    targets = {target.name: target for target in transfer_report.targets(result, "page_first")}
     restore = targets["restore, fused int8 / stock BF16"]
     assert restore.value == pytest.approx(3.1 / 6)
     assert restore.met
@@ -91,9 +91,25 @@ def test_a_missed_target_shows(result: dict[str, Any]) -> None:
         result["rows"], codec="int8", transfer="fused", direction="restore", tokens=2048,
         slots="random", layout="layer_first",
     )["ms_median"] = 5.0  # fmt: skip
-    missed = [target.name for target in transfer_report.targets(result) if not target.met]
-    assert "restore, fused int8 / stock BF16" in missed
+    name = "restore, fused int8 / stock BF16"
+    missed = {
+        layout: [each.name for each in transfer_report.targets(result, layout) if not each.met]
+        for layout in transfer_report.layouts(result)
+    }
+    assert name in missed["layer_first"]
+    assert name not in missed["page_first"]
     assert "**missed**" in transfer_report.table(result)
+
+
+def test_a_restore_costs_what_it_slows_for_as_long_as_it_takes(result: dict[str, Any]) -> None:
+    rows = {(row["beside"], row["transfer"]): row for row in transfer_report.lost(result)}
+    stock = rows["gemm", "stock"]
+    share = 1 - stock["ms_alone"] / stock["ms_median"]
+    restore = transfer_report.find(
+        result["rows"], transfer="stock", direction="restore", tokens=2048,
+        slots="sequential", layout="page_first",
+    )["ms_median"]  # fmt: skip
+    assert stock["ms_lost"] == pytest.approx(share * restore, rel=1e-3)
 
 
 def test_it_writes_a_table_and_a_plot(result: dict[str, Any], tmp_path: Path) -> None:

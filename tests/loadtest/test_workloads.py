@@ -44,6 +44,15 @@ def test_shared_prefixes_are_shared_by_streams_and_suffixes_are_not() -> None:
     assert body["ignore_eos"]
 
 
+def test_dealt_groups_return_equally_often_in_another_order() -> None:
+    workload = SharedPrefix(seed=3, groups=8, prefix_tokens=4, choice="dealt")
+    drawn = [next(each.turns).tokens[:4] for each in itertools.islice(workload.conversations(), 64)]
+    for deal in (drawn[:32], drawn[32:]):
+        assert sorted(deal) == sorted(workload.prefixes * 4)
+        assert deal != sorted(deal)
+    assert drawn[:32] != drawn[32:]
+
+
 def test_zipf_makes_the_first_groups_hot() -> None:
     workload = SharedPrefix(groups=8, prefix_tokens=4, choice="zipf", zipf_exponent=1.0)
     rank = {prefix: index for index, prefix in enumerate(workload.prefixes)}
