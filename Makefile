@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CODEC ?= int8
+# grafana-client overwrites urllib3: it gets an environment of its own.
+GRAFANA_VENV := .cache/grafana
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
@@ -36,8 +38,15 @@ test: env ## Every test that needs no GPU, no Docker and no Prometheus
 quality: env ## What restored prefixes cost in quality (MODEL=DIR: another model than SmolLM2)
 	$(BIN)/python -m loadtest.quality $(if $(MODEL),--model $(MODEL))
 
-bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
-	$(PYTHON) -m loadtest.experiments.bench
+bench: $(if $(GRAFANA_TOKEN),$(GRAFANA_VENV)/.complete) ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
+	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
+	  $(PYTHON) -m loadtest.experiments.bench
+
+$(GRAFANA_VENV)/.complete: requirements/grafana.lock
+	$(PYTHON) -m venv $(GRAFANA_VENV)
+	$(GRAFANA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --require-hashes -r requirements/grafana.lock
+	@touch $@
 
 up: ## Start the stack and wait until it is healthy (docker/README.md)
 	$(COMPOSE) up -d --build --wait

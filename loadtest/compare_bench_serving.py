@@ -1,7 +1,9 @@
 """Checks the Locust file's clock against SGLang's own bench_serving, on the same server.
 
-Both send the same requests to the same endpoint, one at a time and in turn, with the caches flushed
-before each; the medians of the rounds must agree within 10 %.
+Both send requests of the same kind to the same endpoint, each one at a time and both at once: what
+the machine does meanwhile, and what each takes from the server, meets both alike. (Taking turns,
+the same client's medians differed by 1.5x within minutes on a shared machine.) Which of two seeds
+either sends changes from round to round; the medians of the rounds must agree within 10 %.
 
     python -m loadtest.compare_bench_serving [--model DIR] [--output FILE]
 """
@@ -17,14 +19,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 
 from loadtest import model
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, serving
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, scrape, serving
 from loadtest.workloads import Chat
 
 #: bench_serving's own names for the medians of what Summary.to_dict calls by the key.
@@ -36,7 +40,9 @@ MEDIANS = {
 }
 
 TOLERANCE = 0.10
-REQUESTS = 16
+REQUESTS = 24
+#: Seconds for bench_serving's imports.
+STARTS_WITHIN_S = 120
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
@@ -45,8 +51,15 @@ def workload(seed: int) -> Chat:
     return Chat(seed, systems=4, system_words=120, question_words=20, turns=1, output_tokens=16)
 
 
-def bench_serving(server: Server, folder: Path, seed: int) -> tuple[list[str], dict[str, float]]:
-    """Run bench_serving; returns its command and its medians in seconds."""
+class Tool(NamedTuple):
+    """A client to start, and where it leaves what it found."""
+
+    command: list[str]
+    output: Path
+
+
+def bench_serving(server: Server, folder: Path, seed: int) -> Tool:
+    """SGLang's client, with the requests of ``seed``."""
     output, dataset = folder / f"bench-{seed}.jsonl", folder / f"requests-{seed}.jsonl"
     conversations = itertools.islice(workload(seed).conversations(), REQUESTS)
     bodies = (next(conversation.turns).body() for conversation in conversations)
@@ -58,15 +71,19 @@ def bench_serving(server: Server, folder: Path, seed: int) -> tuple[list[str], d
         *("--num-prompts", str(REQUESTS), "--max-concurrency", "1", "--warmup-requests", "0"),
         *("--disable-tqdm", "--output-file", str(output)),
     ]
-    _run(command, folder)
+    return Tool(command, output)
+
+
+def bench_serving_medians(output: Path) -> dict[str, float]:
+    """Its medians in seconds."""
     found = json.loads(output.read_text().splitlines()[-1])
     if found["completed"] != REQUESTS:
         raise RuntimeError(f"bench_serving completed {found['completed']} of {REQUESTS} requests")
-    return command, {name: found[key] / 1000 for name, key in MEDIANS.items()}
+    return {name: found[key] / 1000 for name, key in MEDIANS.items()}
 
 
-def locust(server: Server, folder: Path, seed: int) -> tuple[list[str], dict[str, float]]:
-    """Run the Locust file; returns its command and its medians in seconds."""
+def locust(server: Server, folder: Path, seed: int) -> Tool:
+    """The Locust file, with the requests of ``seed``."""
     output, chat = folder / f"locust-{seed}.json", workload(seed)
     command = [
         *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
@@ -76,11 +93,21 @@ def locust(server: Server, folder: Path, seed: int) -> tuple[list[str], dict[str
         *("--output-tokens", str(chat.output_tokens), "--requests", str(REQUESTS)),
         *("--seed", str(seed), "--metrics-port", "0", "--result-file", str(output)),
     ]
-    _run(command, folder)
-    found = json.loads(output.read_text())["arms"][chat.name]["server"]
+    return Tool(command, output)
+
+
+def locust_medians(output: Path) -> dict[str, float]:
+    """Its medians in seconds."""
+    found = json.loads(output.read_text())["arms"][workload(0).name]["server"]
     if found["requests"]["ok"] != REQUESTS:
         raise RuntimeError(f"Locust's requests ended as {found['requests']}")
-    return command, {name: found["seconds"][name]["p50"] for name in MEDIANS}
+    return {name: found["seconds"][name]["p50"] for name in MEDIANS}
+
+
+TOOLS = {
+    "bench_serving": (bench_serving, bench_serving_medians),
+    "locust": (locust, locust_medians),
+}
 
 
 def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
@@ -93,19 +120,23 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
         # One thread: a client that takes a core must not take it from the server it times.
         {**CPU_ENV, "HIQCACHE_CODEC": "bf16", "OMP_NUM_THREADS": "1"},
     )
-    tools = {"bench_serving": bench_serving, "locust": locust}
-    medians: dict[str, list[dict[str, float]]] = {name: [] for name in tools}
+    medians: dict[str, list[dict[str, float]]] = {name: [] for name in TOOLS}
     commands: dict[str, str] = {}
     with serving(server):
-        for seed in range(rounds):
-            # Taking turns to go first spreads whatever else the machine does over both.
-            for name in list(tools)[:: 1 if seed % 2 == 0 else -1]:
-                requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-                command, found = tools[name](server, folder, seed)
-                commands.setdefault(name, _public(command, server, folder))
+        for number in range(rounds):
+            requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+            seeds = sorted((2 * number, 2 * number + 1), reverse=bool(number % 2))
+            tools = {
+                name: make(server, folder, seed)
+                for seed, (name, (make, _)) in zip(seeds, TOOLS.items(), strict=True)
+            }
+            _run_together(tools, server, folder)
+            for name, tool in tools.items():
+                commands.setdefault(name, _public(tool.command, server, folder))
+                found = TOOLS[name][1](tool.output)
                 medians[name].append(found)
                 figures = ", ".join(f"{key} {value * 1000:.1f} ms" for key, value in found.items())
-                print(f"round {seed + 1}/{rounds}, {name}: {figures}", flush=True)
+                print(f"round {number + 1}/{rounds}, {name}: {figures}", flush=True)
     agreed = {}
     for key in MEDIANS:
         ours, theirs = (
@@ -125,19 +156,38 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
         "model": model_folder.name,
         "commands": commands,
         "tolerance": TOLERANCE,
+        "requests_a_round": REQUESTS,
         "medians_of_rounds": agreed,
         "rounds": medians,
     }
 
 
-def _run(command: list[str], folder: Path) -> None:
+def _run_together(tools: dict[str, Tool], server: Server, folder: Path) -> None:
+    """Run both clients; Locust, which is up in no time, once bench_serving has its first answer."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}"
-            f"{done.stderr[-2000:]}"
-        )
+    answered = _answered(server)
+    with ExitStack() as running:
+        started = {}
+        for name, tool in tools.items():
+            log = running.enter_context((folder / f"{name}.log").open("w+"))
+            started[name] = running.enter_context(
+                subprocess.Popen(tool.command, env=environment, stdout=log, stderr=log)
+            )
+            running.callback(started[name].kill)
+            deadline = time.monotonic() + STARTS_WITHIN_S
+            while _answered(server) == answered and started[name].poll() is None:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{name} had no answer within {STARTS_WITHIN_S} s")
+                time.sleep(0.2)
+        for name, process in started.items():
+            if process.wait(timeout=600):
+                said = (folder / f"{name}.log").read_text()[-3000:]
+                raise RuntimeError(f"{name} ended with {process.returncode}:\n{said}")
+
+
+def _answered(server: Server) -> float:
+    """Requests that the server has answered since it started."""
+    return scrape(server).get("sglang:num_requests_total", 0.0)
 
 
 def _public(command: list[str], server: Server, folder: Path) -> str:

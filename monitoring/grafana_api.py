@@ -1,17 +1,24 @@
 """What a benchmark tells a Grafana, if one is there: annotations, and a look at its dashboards.
 
+    python -m monitoring.grafana_api RUNS.jsonl [--since SECONDS]
+
+marks each run of an experiment (loadtest.experiments.bench) that began after SECONDS of the epoch.
+
 Uses grafana-client, the maintained successor of grafana-api, and only where GRAFANA_URL and
 GRAFANA_TOKEN (a service account's, role Editor) are set. Nothing here may stop a benchmark: every
-failure is one warning. It is installed by itself (monitoring/requirements-grafana.txt): its HTTP
-library puts another urllib3 in the place of the one that SGLang and the load generator use.
+failure is one warning. It is installed by itself (requirements/grafana.lock), and `make bench` runs
+it in a process of its own: its HTTP library puts another urllib3 in the place of the one that
+SGLang and the load generator use.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,8 +77,8 @@ def connect(env: Mapping[str, str] = os.environ) -> Grafana | None:
         client = _client()
     except ImportError:
         logger.warning(
-            "No Grafana annotations: grafana-client is not installed. pip install -r "
-            "monitoring/requirements-grafana.txt, in an environment that serves nothing."
+            "No Grafana annotations: grafana-client is not installed. `make bench` installs it; by "
+            "hand, pip install -r requirements/grafana.lock in an environment that serves nothing."
         )
         return None
     grafana = Grafana(client.GrafanaApi.from_url(url, credential=client.TokenAuth(token)))
@@ -102,6 +109,41 @@ def annotate(
         logger.warning("The annotation %r was not written: %s", text, error)
 
 
+def annotate_runs(grafana: Grafana | None, runs: Path, since: float) -> int:
+    """Mark the runs in the JSON lines ``runs`` that began after ``since``; returns how many."""
+    marked = 0
+    for line in runs.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if run["started"] < since:
+            continue
+        text = f"experiment {run['experiment']}, {run['point']}, repeat {run['repeat'] + 1}"
+        end = run["started"] + run["seconds"]
+        annotate(grafana, f"{text}: {run['arm']}", run["started"], end, [run["arm"]])
+        marked += 1
+    return marked
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m monitoring.grafana_api",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--since", type=float, default=0.0)
+    options = parser.parse_args()
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    grafana = connect()
+    if grafana is not None:
+        count = annotate_runs(grafana, options.runs, options.since)
+        print(f"{count} runs marked in {os.environ['GRAFANA_URL']}")
+    return 0
+
+
 def _client() -> Any:
     """The package grafana_client, which most environments lack. Raises ImportError."""
     return importlib.import_module("grafana_client")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

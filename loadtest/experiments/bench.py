@@ -7,7 +7,8 @@ names. All servers of an experiment are up at once and take load one at a time, 
 turned round from repeat to repeat; caches are flushed before each run. Every run is a line of
 DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it stopped. A run
 whose server is not what its layout says is kept, marked, left out of every figure, and repeated
-next time; the bench then ends with a non-zero status.
+next time; the bench then ends with a non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs
+are marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -88,6 +90,7 @@ def main() -> int:
         _print_plan(plans, bench)
         return 0
     log = RunLog(options.out / "runs.jsonl", _setup(bench))
+    began = time.time()
     deadline = time.monotonic() + options.budget if options.budget else None
     progress = Progress(
         sum(plan.seconds(bench.geometry) for plan in plans if _missing(plan, log)), deadline
@@ -102,6 +105,7 @@ def main() -> int:
         if log.runs:
             report.write(options.out)
             print(f"written: {options.out}/report.md, report.html and the JSON beside them")
+            _annotate(options.out / "runs.jsonl", began)
     invalid = [run for run in log.latest() if run["invalid"]]
     for run in invalid:
         print(
@@ -266,6 +270,7 @@ async def _run(
     await client.flush()
     before = await client.metrics()
     filled, _ = await closed_loop(client, fill, 1, point.concurrency)
+    started = time.time()
     timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
     after = await _settled(client)
     return {
@@ -287,6 +292,7 @@ async def _run(
         "l2_tokens": plan.capacity(arm, bench.geometry),
         "bytes_per_token": arm.bytes_per_token(bench.geometry),
         "stock_tokens": bench.scale.stock_tokens(bench.geometry),
+        "started": started,
         "seconds": elapsed,
         "requests": [timing.as_dict() for timing in timings],
         "metrics": deltas(before, after),
@@ -305,6 +311,13 @@ async def _settled(client: Client) -> dict[str, float]:
         if not moving or time.monotonic() > deadline:
             return later
         earlier = later
+
+
+def _annotate(runs: Path, began: float) -> None:
+    """Mark the new runs in a Grafana; a failure is a warning of that process."""
+    python = os.environ.get("GRAFANA_PYTHON") or sys.executable
+    command = [python, "-m", "monitoring.grafana_api", str(runs.resolve()), "--since", str(began)]
+    subprocess.run(command, cwd=REPOSITORY, check=False, timeout=300)
 
 
 def _reason(error: BaseException) -> str:

@@ -39,10 +39,18 @@ def _one(file: str, render: Callable[[dict[str, Any]], str]) -> Loader:
 
 
 def _traces(results: Path) -> str:
-    files = sorted((results / "traces").glob("*.json"))
-    if not files:
+    found = [_load(file) for file in sorted((results / "traces").glob("*.json"))]
+    simulated = [summary for summary in found if "trace" in summary]
+    if not simulated:
         raise ReadmeError(f"{results / 'traces'} holds no simulation")
-    return tables.traces([_load(file) for file in files]).markdown()
+    return tables.traces(simulated).markdown()
+
+
+def _replays(results: Path) -> str:
+    files = sorted((results / "traces").glob("*-replay.json"))
+    if not files:
+        raise ReadmeError(f"{results / 'traces'} holds no replay")
+    return tables.replays([_load(file) for file in files]).markdown()
 
 
 def _code(text: str) -> str:
@@ -81,6 +89,7 @@ TABLES: Mapping[str, Loader] = MappingProxyType(
         "pairs": _one("h200/experiment_b.json", lambda s: tables.pairs(s).markdown()),
         "sweep": _one("h200/sweep.json", lambda s: tables.sweep(s).markdown()),
         "traces": _traces,
+        "replays": _replays,
     }
 )
 

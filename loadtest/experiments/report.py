@@ -69,9 +69,10 @@ def _sections(folder: Path) -> list[Section]:
         for file in sorted(folder.glob("*.json"))
         if "trace" in (summary := json.loads(file.read_text()))
     ]
-    return (
-        [*sections, _traces(simulated, folder / "plots" / "traces.svg")] if simulated else sections
-    )
+    if simulated:
+        sections.append(_traces(simulated, folder / "plots" / "traces.svg"))
+    replayed = [json.loads(file.read_text()) for file in sorted(folder.glob("*-replay.json"))]
+    return [*sections, _replays(replayed)] if replayed else sections
 
 
 def _same_tokens(summary: Summary, plot: Path) -> Section:
@@ -143,6 +144,20 @@ def _traces(summaries: Sequence[Summary], plot: Path) -> Section:
         ],
         [tables.traces(summaries)],
         plots.traces(summaries, plot),
+    )
+
+
+def _replays(summaries: Sequence[Summary]) -> Section:
+    return Section(
+        "Traces, replayed on servers",
+        [
+            "The first requests of a trace, one after the other, a block of 512 tokens made "
+            "shorter to fit the machine; every arm's L2 takes the same bytes. «As simulated»: "
+            "requests whose tokens from L1 and from L2 are those that the simulation says.",
+            *(tables.made_with(summary["setup"]) for summary in summaries),
+        ],
+        [tables.replays(summaries)],
+        None,
     )
 
 

@@ -165,6 +165,33 @@ def traces(summaries: Sequence[Summary]) -> Table:
     return Table(("trace", "L2", *(title(codec) for codec in codecs), "int8's gain (points)"), rows)
 
 
+def replays(summaries: Sequence[Summary]) -> Table:
+    """Hits and TTFT of each arm on real servers, beside the simulation's hits."""
+    rows = [
+        (
+            summary["replayed"],
+            f"{summary['requests']} of {summary['block_tokens']}-token blocks",
+            title(row["arm"]),
+            f"{row['l2_tokens']:,}",
+            f"{row['hit_ratio']:.1%}",
+            f"{row['simulated_hit_ratio']:.1%}",
+            f"{row['requests_as_simulated']} of {summary['requests']}",
+            _ms(row["ttft_ms"]),
+            f"{row['ttft_ratio']['value']:.3f} ({row['ttft_ratio']['low']:.3f}–"
+            f"{row['ttft_ratio']['high']:.3f})",
+        )
+        for summary in summaries
+        for row in summary["rows"]
+    ]
+    return Table(
+        (
+            *("trace", "requests", "L2", "L2 tokens", "hit ratio", "simulated", "as simulated"),
+            *("mean TTFT (ms)", "TTFT ratio"),
+        ),
+        rows,
+    )
+
+
 def made_with(setup: dict[str, Any]) -> str:
     """What made a figure, in a sentence."""
     environment = setup["environment"]

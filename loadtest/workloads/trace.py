@@ -101,6 +101,10 @@ class Trace(Workload):
         for block in line.hash_ids:
             if len(tokens) >= length:
                 break
-            tokens.extend(self.rng("block", block).choices(TOKEN_IDS, k=BLOCK_TOKENS))
+            tokens.extend(self.block(block))
         outputs = min(line.output_length, self.max_output_tokens or line.output_length)
         return Request(outputs, tokens=tuple(tokens[:length]))
+
+    def block(self, block: int) -> list[int]:
+        """The tokens of the block with this hash."""
+        return self.rng("block", block).choices(TOKEN_IDS, k=BLOCK_TOKENS)

@@ -1,20 +1,27 @@
 """Grafana's HTTP API, as far as a benchmark uses it, against a server that answers as Grafana does.
 
-No Grafana server runs here; what it answers is taken from its API documentation.
+No Grafana server runs here; what it answers is taken from its API documentation. The tests that
+need grafana-client run in a process that has it (test_with_its_client), and are skipped elsewhere.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monitoring.grafana_api import FOLDER, annotate, connect
+from loadtest.model import REPOSITORY
+from monitoring.grafana_api import FOLDER, annotate, connect, main
 
 UIDS = sorted(file.stem for file in FOLDER.glob("*.json"))
 
@@ -62,7 +69,7 @@ class FakeGrafana:
 @pytest.fixture
 def grafana() -> Iterator[FakeGrafana]:
     pytest.importorskip(
-        "grafana_client", reason="needs monitoring/requirements-grafana.txt, on its own"
+        "grafana_client", reason="run by test_with_its_client, in an environment of its own"
     )
     fake = FakeGrafana()
     threading.Thread(target=fake.server.serve_forever, daemon=True).start()
@@ -77,6 +84,47 @@ def test_without_a_grafana_one_warning_and_nothing_else(caplog: pytest.LogCaptur
     assert connection is None
     assert len(caplog.records) == 1
     assert "GRAFANA_URL" in caplog.text
+
+
+def test_with_its_client(tmp_path: Path) -> None:
+    """Everything below, where requirements/grafana.lock is installed."""
+    if importlib.util.find_spec("grafana_client"):
+        return
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    target = tmp_path / "packages"
+    locked = REPOSITORY / "requirements" / "grafana.lock"
+    subprocess.run([*pip, "--target", str(target), "-r", str(locked)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", __file__],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "skipped" not in done.stdout
+
+
+def test_the_runs_of_a_bench_are_marked(
+    grafana: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs.jsonl"
+    run = {"experiment": "b", "point": "oversubscribed", "repeat": 1, "seconds": 12.5}
+    lines = [
+        {**run, "arm": "bf16", "started": 100.0},
+        {**run, "arm": "int8", "started": 200.0},
+    ]
+    runs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, value in grafana.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["grafana_api", str(runs), "--since", "150"])
+    assert main() == 0
+    assert {note["text"] for note in grafana.annotations} == {
+        "experiment b, oversubscribed, repeat 2: int8"
+    }
+    assert {note["time"] for note in grafana.annotations} == {200_000}
+    assert {note["timeEnd"] for note in grafana.annotations} == {212_500}
 
 
 def test_a_run_is_marked_on_every_dashboard(
