@@ -32,13 +32,14 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
 	$(BIN)/python -m loadtest.demo --codec $(CODEC)
 
-test: env ## Every test that needs no GPU, no Docker and no Prometheus
+test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
 	$(BIN)/python -m pytest -m "not docker and not monitoring"
 
 quality: env ## What restored prefixes cost in quality (MODEL=DIR: another model than SmolLM2)
 	$(BIN)/python -m loadtest.quality $(if $(MODEL),--model $(MODEL))
 
-bench: $(if $(GRAFANA_TOKEN),$(GRAFANA_VENV)/.complete) ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
+bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
+	$(if $(GRAFANA_TOKEN),-@$(MAKE) --no-print-directory $(GRAFANA_VENV)/.complete)
 	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
 	  $(PYTHON) -m loadtest.experiments.bench
 

@@ -33,6 +33,7 @@ from hiqcache.codecs import get_codec
 from hiqcache.record import Order, RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
 from loadtest import transfer_report
+from loadtest.experiments import environment
 
 #: Qwen3-8B.
 LAYERS, HEADS, HEAD_DIM = 36, 8, 128
@@ -263,6 +264,7 @@ def run(out: Path) -> None:
     result: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "loadtest.bench_transfers", *sys.argv[1:]]),
         "versions": versions(),
+        "environment": environment.describe(),
         "card": torch.cuda.get_device_name(),
         "pcie_gbps": ceiling,
         "rows": [],

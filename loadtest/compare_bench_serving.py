@@ -1,9 +1,10 @@
 """Checks the Locust file's clock against SGLang's own bench_serving, on the same server.
 
-Both send requests of the same kind to the same endpoint, each one at a time and both at once: what
-the machine does meanwhile, and what each takes from the server, meets both alike. (Taking turns,
-the same client's medians differed by 1.5x within minutes on a shared machine.) Which of two seeds
-either sends changes from round to round; the medians of the rounds must agree within 10 %.
+Both send requests of the same kind to the same endpoint at the same time, so that a machine that
+speeds up or slows down meets both alike: taking turns, the same client's medians differed by 1.5x
+within minutes on a shared one. Requests come by Poisson processes, since two clients that each wait
+for their answer fall into step, one always behind the other. In two rounds each client sends the
+same two sets of requests; the medians of the rounds must agree within 10 %.
 
     python -m loadtest.compare_bench_serving [--model DIR] [--output FILE]
 """
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import requests
 
 from loadtest import model
+from loadtest.experiments import environment
 from loadtest.servers import CPU_ARGS, CPU_ENV, Server, scrape, serving
 from loadtest.workloads import Chat
 
@@ -40,7 +42,9 @@ MEDIANS = {
 }
 
 TOLERANCE = 0.10
-REQUESTS = 24
+REQUESTS = 40
+#: Requests a second of each client: together they keep a server that takes 1.7 s for one half busy.
+RATE = 0.15
 #: Seconds for bench_serving's imports.
 STARTS_WITHIN_S = 120
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -68,7 +72,8 @@ def bench_serving(server: Server, folder: Path, seed: int) -> Tool:
         *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"),
         *("--base-url", server.url, "--model", str(server.model)),
         *("--dataset-name", "openai", "--dataset-path", str(dataset)),
-        *("--num-prompts", str(REQUESTS), "--max-concurrency", "1", "--warmup-requests", "0"),
+        *("--num-prompts", str(REQUESTS), "--request-rate", str(RATE), "--seed", str(seed)),
+        *("--warmup-requests", "0"),
         *("--disable-tqdm", "--output-file", str(output)),
     ]
     return Tool(command, output)
@@ -87,7 +92,8 @@ def locust(server: Server, folder: Path, seed: int) -> Tool:
     output, chat = folder / f"locust-{seed}.json", workload(seed)
     command = [
         *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--arms", f"server={server.url}", "--users", "1", "--workload", chat.name),
+        *("--arms", f"server={server.url}", "--users", "8", "--rate", str(RATE)),
+        *("--workload", chat.name),
         *("--systems", str(chat.systems), "--system-words", str(chat.system_words)),
         *("--question-words", str(chat.question_words), "--turns", str(chat.turns)),
         *("--output-tokens", str(chat.output_tokens), "--requests", str(REQUESTS)),
@@ -111,7 +117,7 @@ TOOLS = {
 
 
 def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
-    """Run both in turn ``rounds`` times on one server; returns what goes into the result file."""
+    """Run both ``rounds`` times on one server; returns what goes into the result file."""
     server = Server(
         "server",
         model_folder,
@@ -125,7 +131,8 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
     with serving(server):
         for number in range(rounds):
             requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-            seeds = sorted((2 * number, 2 * number + 1), reverse=bool(number % 2))
+            first = number // 2 * 2
+            seeds = (first, first + 1) if number % 2 == 0 else (first + 1, first)
             tools = {
                 name: make(server, folder, seed)
                 for seed, (name, (make, _)) in zip(seeds, TOOLS.items(), strict=True)
@@ -150,13 +157,15 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
             "within_tolerance": abs(ours / theirs - 1) <= TOLERANCE,
         }
     return {
-        "command": "python -m loadtest.compare_bench_serving",
+        "command": f"python -m loadtest.compare_bench_serving --rounds {rounds}",
         "machine": f"{os.cpu_count()} CPUs ({platform.machine()}), no GPU",
         "versions": {name: version(name) for name in ("sglang", "torch", "locust")},
+        "environment": environment.describe(),
         "model": model_folder.name,
         "commands": commands,
         "tolerance": TOLERANCE,
         "requests_a_round": REQUESTS,
+        "requests_a_second": RATE,
         "medians_of_rounds": agreed,
         "rounds": medians,
     }
@@ -202,7 +211,7 @@ def main() -> int:
         prog="python -m loadtest.compare_bench_serving", description=__doc__
     )
     parser.add_argument("--model", type=Path, default=model.DEFAULT)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hiqcache-compare-") as folder:

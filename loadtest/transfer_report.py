@@ -93,7 +93,7 @@ def targets(result: dict[str, Any], layout: str) -> list[Target]:
 def layouts(result: dict[str, Any]) -> list[str]:
     """The layouts that were measured, SGLang's default first."""
     found = {row["layout"] for row in result["rows"] if row["tokens"] == TOKENS}
-    return sorted(found, reverse=True)
+    return sorted(found, key=lambda layout: (layout != "page_first", layout))
 
 
 def summary(result: dict[str, Any], layout: str = "page_first") -> str:
@@ -110,38 +110,47 @@ def summary(result: dict[str, Any], layout: str = "page_first") -> str:
     return "\n".join(lines)
 
 
-def costs(result: dict[str, Any]) -> str:
-    """What one restore costs the work beside it, as a Markdown table."""
-    lines = [
-        "| work | codec | transfer | ms lost a restore |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {row['beside']} | {row['codec']} | {row['transfer']} | {row['ms_lost']:.2f} |"
-        for row in lost(result)
-    ]
-    return "\n".join(lines)
-
-
 def lost(result: dict[str, Any]) -> list[Row]:
-    """What one restore of TOKENS tokens costs the work beside it, in milliseconds.
+    """What one transfer of TOKENS tokens costs the work beside it, in milliseconds, computed.
 
-    The slowdown holds while a restore runs, and a shorter restore slows for a shorter time.
+    The share of its time that the work loses beside transfers, times what a transfer takes alone: a
+    shorter one slows for a shorter time. That the work slows the transfer too is left out.
     """
     found = []
     for row in result["beside"]:
-        if row["direction"] == "restore":
-            restore = find(
-                result["rows"],
-                tokens=TOKENS,
-                layout="page_first",
-                slots="sequential",
-                direction="restore",
-                codec=row["codec"],
-                transfer=row["transfer"],
-            )
-            found.append(row | {"ms_lost": (1 - 1 / row["slowdown"]) * restore["ms_median"]})
+        alone = find(
+            result["rows"],
+            tokens=TOKENS,
+            layout="page_first",
+            slots="sequential",
+            direction=row["direction"],
+            codec=row["codec"],
+            transfer=row["transfer"],
+        )
+        found.append(row | {"ms_lost": (1 - 1 / row["slowdown"]) * alone["ms_median"]})
     return found
+
+
+def costs(result: dict[str, Any]) -> str:
+    """Slowdowns, and what one transfer costs the work beside it, as a Markdown table."""
+    rows: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in lost(result):
+        key = row["direction"], f"{row['codec']}, {row['transfer']}"
+        rows.setdefault(key, {})[row["beside"]] = row
+    works = list(dict.fromkeys(row["beside"] for row in result["beside"]))
+    lines = [
+        f"| | {' | '.join(f'{work} slowed | ms lost' for work in works)} |",
+        "| --- |" + " --- | --- |" * len(works),
+    ]
+    lines += [
+        f"| {direction}: {path} | "
+        + " | ".join(
+            f"{found[work]['slowdown']:.2f}x | {found[work]['ms_lost']:.2f}" for work in works
+        )
+        + " |"
+        for (direction, path), found in rows.items()
+    ]
+    return "\n".join(lines)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -197,8 +206,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        "What one restore costs the work beside it: the share of time that it loses, times the "
-        "restore's own.",
+        "What one transfer costs the work beside it, computed: the share of its time that the work "
+        "loses, times what the transfer takes alone.",
         "",
         costs(result),
     ]

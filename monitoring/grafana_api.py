@@ -109,12 +109,13 @@ def annotate(
         logger.warning("The annotation %r was not written: %s", text, error)
 
 
-def annotate_runs(grafana: Grafana | None, runs: Path, since: float) -> int:
+def annotate_runs(grafana: Grafana, runs: Path, since: float) -> int:
     """Mark the runs in the JSON lines ``runs`` that began after ``since``; returns how many."""
     marked = 0
     for line in runs.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
-        if run["started"] < since:
+        # Runs of before the log had times.
+        if run.get("started", 0.0) < since:
             continue
         text = f"experiment {run['experiment']}, {run['point']}, repeat {run['repeat'] + 1}"
         end = run["started"] + run["seconds"]
@@ -130,12 +131,17 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--since", type=float, default=0.0)
+    parser.add_argument("--since", type=float, default=1.0)
     options = parser.parse_args()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     grafana = connect()
-    if grafana is not None:
+    if grafana is None:
+        return 0
+    try:
         count = annotate_runs(grafana, options.runs, options.since)
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("No Grafana annotations: %s: %r", options.runs, error)
+    else:
         print(f"{count} runs marked in {os.environ['GRAFANA_URL']}")
     return 0
 

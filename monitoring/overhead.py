@@ -4,13 +4,15 @@
 
 Both pools are the quantised one, of Qwen3-8B's shape, over the same device rows; their transfers
 take turns, so that a drifting clock or a busy machine meets both. Times are of whole backups and
-whole restores (all layers), from the first call until the stream has run dry. Metrics go to files,
-as under a server. Run it on the GPU in question, or on a CPU with SGLANG_PLATFORM=hiqcache_cpu.
+whole restores (all layers), from the first call until the stream has run dry; ``host_ms_more`` is
+what the calls take longer on the host, most of it while the transfer runs. Metrics go to files, as
+under a server. Run it on the GPU in question, or on a CPU with SGLANG_PLATFORM=hiqcache_cpu.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -57,6 +59,7 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
     from hiqcache.metrics import PoolLabels
     from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
     from hiqcache.sglang.observed import observed
+    from loadtest.experiments import environment
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     info = device_rows(2 * tokens, device)
@@ -77,16 +80,19 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    def timed(work: Callable[[], None]) -> float:
+    def timed(work: Callable[[], None]) -> tuple[float, float]:
+        """Milliseconds until the stream ran dry, and until the calls had returned."""
         wait()
         start = time.perf_counter()
         work()
+        returned = time.perf_counter()
         wait()
-        return 1000 * (time.perf_counter() - start)
+        return 1000 * (time.perf_counter() - start), 1000 * (returned - start)
 
     times: dict[str, dict[str, list[float]]] = {
         way: {name: [] for name in pools} for way in ("backup", "restore")
     }
+    calls = copy.deepcopy(times)
     for repeat in range(repeats + 5):
         for name, pool in sorted(pools.items(), reverse=bool(repeat % 2)):
             slots = pool.alloc(tokens)
@@ -100,9 +106,10 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
                     pool.load_to_device_per_layer(None, host, device_indices, layer, "kernel")
 
             for way, work in (("backup", backup), ("restore", restore)):
-                took = timed(work)
+                took, called = timed(work)
                 if repeat >= 5:  # the first compile kernels
                     times[way][name].append(took)
+                    calls[way][name].append(called)
             pool.free(slots)
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else "none"
     result: dict[str, Any] = {
@@ -111,12 +118,18 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
         "transfer": pools["plain"].transfer_name,
         "tokens": tokens,
         "repeats": repeats,
+        "environment": environment.describe(),
     }
     for way, by_pool in times.items():
         medians = {name: statistics.median(values) for name, values in by_pool.items()}
         result[way] = {
             **{f"{name}_ms": round(value, 4) for name, value in medians.items()},
             "observed_over_plain": round(medians["observed"] / medians["plain"], 5),
+            # What the scheduler's thread spends on measuring, beside the transfer.
+            "host_ms_more": round(
+                statistics.median(calls[way]["observed"]) - statistics.median(calls[way]["plain"]),
+                4,
+            ),
         }
     return result
 

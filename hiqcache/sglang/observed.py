@@ -82,15 +82,16 @@ class _StreamClock:
 
 
 class _Pending:
-    """Durations of transfers in the order of one stream, reported once they are known."""
+    """Durations of work in the order of one stream, reported once they are known."""
 
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
         self._waiting: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
         self._lock = threading.Lock()
 
-    def add(self, start: Any, done: Callable[[float], None]) -> None:
-        self._waiting.append((start, self._clock.mark(), done))
+    def add(self, start: Any, end: Any, done: Callable[[float], None]) -> None:
+        """Have ``done`` called with the seconds between two marks once they are known."""
+        self._waiting.append((start, end, done))
 
     def settle(self) -> None:
         # A pool's slots may be freed by another thread than the one that transfers: whoever comes
@@ -119,6 +120,7 @@ class _Observer:
         device: torch.device = pool._transfer_device
         self.clock: _Clock = _HostClock() if device.type == "cpu" else _StreamClock(device.type)
         self.backups, self.restores = _Pending(self.clock), _Pending(self.clock)
+        self.samples = _Pending(self.clock)
         self.restore_start: Any = None
         self.last_layer: int = pool.target_layer_num - 1
         self.sampler = RowSampler(pool, self.metrics) if RowSampler.serves(pool) else None
@@ -135,6 +137,7 @@ class _Observer:
         """Report the transfers that have completed."""
         self.backups.settle()
         self.restores.settle()
+        self.samples.settle()
         staging = staging_bytes(self._pool)
         if staging != self._staging:
             self._staging = staging
@@ -148,10 +151,19 @@ class _Observer:
     def occupancy(self) -> None:
         self.metrics.used_tokens.set(self._pool.logical_size - self._pool.available_size())
 
-    def backed_up(self, start: Any, tokens: int, sample: int | None) -> None:
-        """Count a backup of ``tokens`` that was enqueued since ``start``."""
-        observe = self.metrics.backup_seconds.observe
-        self.backups.add(start, observe if sample is None else partial(self._judge, sample))
+    def backed_up(
+        self, start: Any, host_indices: torch.Tensor, device_indices: torch.Tensor
+    ) -> None:
+        """Count a backup that was enqueued since ``start``, and sample a row behind it."""
+        end = self.clock.mark()
+        self.backups.add(start, end, self.metrics.backup_seconds.observe)
+        if self.sampler is not None:
+            sample = self.sampler.take(host_indices, device_indices)
+            if sample is not None:
+                # An end of its own: a backup takes as long with a sample as without.
+                begun, taken = self.clock.mark(), self.clock.mark()
+                self.samples.add(begun, taken, partial(self._judge, sample))
+        tokens = host_indices.numel()
         self.metrics.backup_tokens.inc(tokens)
         self.metrics.backup_bytes.inc(tokens * self.token_bytes)
         self.settle()
@@ -160,7 +172,7 @@ class _Observer:
         """Count a restore of ``tokens``, all layers of which are enqueued."""
         start, self.restore_start = self.restore_start, None
         if start is not None:
-            self.restores.add(start, self.metrics.restore_seconds.observe)
+            self.restores.add(start, self.clock.mark(), self.metrics.restore_seconds.observe)
         self.metrics.restore_tokens.inc(tokens)
         self.metrics.restore_bytes.inc(tokens * self.token_bytes)
         self.settle()
@@ -174,9 +186,8 @@ class _Observer:
         self.occupancy()
 
     def _judge(self, sample: int, seconds: float) -> None:
-        self.metrics.backup_seconds.observe(seconds)
-        if self.sampler is not None:
-            self.sampler.settle(sample)
+        assert self.sampler is not None
+        self.sampler.settle(sample)
 
 
 class _Observed:
@@ -207,9 +218,7 @@ class _Observed:
         super().backup_from_device_all_layer(  # type: ignore[misc]
             device_pool, host_indices, device_indices, io_backend
         )
-        sampler = observer.sampler
-        sample = None if sampler is None else sampler.take(host_indices, device_indices)
-        observer.backed_up(start, host_indices.numel(), sample)
+        observer.backed_up(start, host_indices, device_indices)
 
     def load_to_device_per_layer(
         self,

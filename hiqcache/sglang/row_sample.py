@@ -10,8 +10,9 @@ from hiqcache.codecs.base import DTYPES
 from hiqcache.metrics import PoolMetrics
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
-#: One row in this many backed-up tokens is sampled. On the stream a sample costs five launches of a
-#: row each, some 10 us beside the 6 ms that this many tokens of an 8B model take.
+#: After a sample, at least as many tokens are backed up before the next. On the stream a sample
+#: costs five launches of a row each, some 10 us beside the 6 ms that this many tokens of an 8B
+#: model take.
 SAMPLE_EVERY_TOKENS = 4096
 
 #: SGLang's host layouts whose rows lie at k_data_refs[layer][slot], or [page, slot in page].

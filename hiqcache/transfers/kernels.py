@@ -78,7 +78,8 @@ def _locate(
 
     k_rows, k_stride, k_codes, k_scales, v_rows, v_stride, v_codes, v_scales = placement
     rows = tl.where(is_k, k_rows + device_slot * k_stride, v_rows + device_slot * v_stride)
-    rows = tl.multiple_of(rows + head * DIM, [DEVICE_ALIGN])
+    # Hinted before the head is added: for one head, that sum folds away and its hint with it.
+    rows = tl.multiple_of(rows, [DEVICE_ALIGN]) + head * DIM
     codes = tl.where(is_k, k_codes, v_codes)
     codes += page * CODE_PAGE_STRIDE + in_page * CODE_SLOT_STRIDE + head * DIM
     codes = tl.multiple_of(codes, [CODE_ALIGN])

@@ -243,7 +243,7 @@ async def _run_all(
     for name, url in urls.items():
         progress.say(f"experiment {plan.name}: warming up {name}")
         async with Client(url) as client:
-            await _warm_up(client, plan.points[0])
+            await warm_up(client, plan.points[0])
         progress.done(WARM_UP_S)
     for point, repeat, arm in missing:
         if progress.over:
@@ -255,7 +255,8 @@ async def _run_all(
         progress.done(expected)
 
 
-async def _warm_up(client: Client, point: Point) -> None:
+async def warm_up(client: Client, point: Point) -> None:
+    """Compile kernels and fill buffers: a few prompts, visited until they are restored."""
     groups = min(WARM_UP_GROUPS, point.groups)
     fill, _ = replace(point, groups=groups, fill=True, requests=1).prompts(WARM_UP_SEED)
     for _ in range(2):
@@ -272,7 +273,7 @@ async def _run(
     filled, _ = await closed_loop(client, fill, 1, point.concurrency)
     started = time.time()
     timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
-    after = await _settled(client)
+    after = await settled(client)
     return {
         "experiment": plan.name,
         "point": point.name,
@@ -300,7 +301,7 @@ async def _run(
     }
 
 
-async def _settled(client: Client) -> dict[str, float]:
+async def settled(client: Client) -> dict[str, float]:
     """The metrics when the counters of transfers stand still: they are counted a little later."""
     deadline = time.monotonic() + SETTLED_WITHIN_S
     earlier = await client.metrics()
@@ -314,10 +315,16 @@ async def _settled(client: Client) -> dict[str, float]:
 
 
 def _annotate(runs: Path, began: float) -> None:
-    """Mark the new runs in a Grafana; a failure is a warning of that process."""
+    """Mark the new runs in a Grafana, where one is named; whatever fails is one warning."""
+    if not (os.environ.get("GRAFANA_URL") and os.environ.get("GRAFANA_TOKEN")):
+        print("No Grafana annotations: GRAFANA_URL and GRAFANA_TOKEN are not both set.")
+        return
     python = os.environ.get("GRAFANA_PYTHON") or sys.executable
     command = [python, "-m", "monitoring.grafana_api", str(runs.resolve()), "--since", str(began)]
-    subprocess.run(command, cwd=REPOSITORY, check=False, timeout=300)
+    try:
+        subprocess.run(command, cwd=REPOSITORY, check=False, timeout=300)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"No Grafana annotations: {error}", file=sys.stderr)
 
 
 def _reason(error: BaseException) -> str:

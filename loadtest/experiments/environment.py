@@ -45,10 +45,11 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
+    """The commit, with ``+changes`` where the tree is not what it was."""
     root = Path(__file__).resolve().parents[2]
     try:
         return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
+            ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+changes"],
             cwd=root,
             check=True,
             capture_output=True,

@@ -11,7 +11,7 @@ from hiqcache.geometry import KVGeometry
 from hiqcache.record import tokens_in_gigabytes
 from loadtest.experiments.arms import Arm
 from loadtest.workloads.base import TOKEN_IDS
-from loadtest.workloads.shared_prefix import SharedPrefix
+from loadtest.workloads.shared_prefix import DEALS, SharedPrefix
 
 EXPERIMENTS = ("a", "b", "sweep")
 
@@ -40,7 +40,8 @@ class Scale:
     """Sizes that fit a machine.
 
     l2_gigabytes: ``--hicache-size``; None: ``l2_ratio`` times L1 in BF16's bytes.
-    prefix, suffix, output: tokens of a request; requests: of one measured run.
+    prefix, suffix, output: tokens of a request; requests: of one measured run of the sweep (the
+        other experiments deal every group DEALS).
     shares, prefixes: the sweep's working sets over BF16's capacity, and its prefix lengths.
     """
 
@@ -222,18 +223,18 @@ def experiment(
         scale.concurrency,
         False,
         repeats,
-        # Every group returns alike often; otherwise chance decides how much there is to hit.
-        "dealt",
     )
+    if name == "sweep":
+        longest = max(scale.prefixes) + scale.suffix + scale.output
+        l1_tokens = max(scale.l1_tokens, math.ceil(1.2 * longest / 1024) * 1024)
+        return Experiment(name, arms, l1_tokens, False, _sweep(base, capacity, scale), scale)
+    # Every group returns equally often; otherwise chance decides how much there is to hit.
+    base = replace(base, choice="dealt", requests=DEALS * groups)
     if name == "a":
         point = replace(base, output=1, concurrency=1, repeats=1)
         return Experiment(name, arms, scale.l1_tokens, True, (point,), scale)
     if name == "b":
         return Experiment(name, arms, scale.l1_tokens, False, (base,), scale)
-    if name == "sweep":
-        longest = max(scale.prefixes) + scale.suffix + scale.output
-        l1_tokens = max(scale.l1_tokens, math.ceil(1.2 * longest / 1024) * 1024)
-        return Experiment(name, arms, l1_tokens, False, _sweep(base, capacity, scale), scale)
     raise ValueError(f"there is no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
 
 
@@ -254,7 +255,6 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
             requests=requests,
             fill=True,
             repeats=repeats,
-            choice="uniform",
         )
 
     shares = [

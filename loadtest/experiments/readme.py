@@ -84,6 +84,9 @@ TABLES: Mapping[str, Loader] = MappingProxyType(
         "transfers": _one("h200/transfers.json", transfer_report.summary),
         "beside": _one("h200/transfers.json", transfer_report.costs),
         "quality": _one("quality/SmolLM2-135M-Instruct/summary.json", quality.table),
+        "quality-float16": _one(
+            "quality/SmolLM2-135M-Instruct-float16/summary.json", quality.table
+        ),
         "experiment-a": _one("h200/experiment_a.json", lambda s: tables.same_tokens(s).markdown()),
         "experiment-b": _one("h200/experiment_b.json", lambda s: tables.same_bytes(s).markdown()),
         "pairs": _one("h200/experiment_b.json", lambda s: tables.pairs(s).markdown()),

@@ -32,9 +32,10 @@ from tqdm import tqdm
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
+from loadtest.experiments.bench import settled, warm_up
 from loadtest.experiments.checks import reasons_invalid
 from loadtest.experiments.client import Client, Timing
-from loadtest.experiments.plan import CPU, GPU, Experiment
+from loadtest.experiments.plan import CPU, GPU, Experiment, Point
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs
 from loadtest.experiments.tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from loadtest.model import REPOSITORY, prepare
@@ -74,12 +75,15 @@ def simulate(asked: Sequence[Sequence[int]], l1_tokens: int, l2_tokens: int) -> 
 Measured = tuple[list[Timing], dict[str, float], dict[str, float]]
 
 
-async def replay(urls: dict[str, str], asked: Sequence[Sequence[int]]) -> dict[str, Measured]:
+async def replay(
+    urls: dict[str, str], asked: Sequence[Sequence[int]], warming: Point
+) -> dict[str, Measured]:
     """Timings of every prompt on every arm, with the servers' metrics before and after."""
     timings: dict[str, list[Timing]] = {name: [] for name in urls}
     async with AsyncExitStack() as stack:
         clients = {name: await stack.enter_async_context(Client(url)) for name, url in urls.items()}
         for client in clients.values():
+            await warm_up(client, warming)
             await client.flush()
         before = {name: await client.metrics() for name, client in clients.items()}
         with tqdm(total=len(asked) * len(urls), unit="request") as bar:
@@ -88,8 +92,7 @@ async def replay(urls: dict[str, str], asked: Sequence[Sequence[int]]) -> dict[s
                     for prompt in asked[start : start + STRETCH]:
                         timings[name].append(await clients[name].generate(prompt, 1))
                         bar.update()
-        await asyncio.sleep(2)  # transfers are counted a little later
-        after = {name: await client.metrics() for name, client in clients.items()}
+        after = {name: await settled(client) for name, client in clients.items()}
     return {name: (timings[name], before[name], after[name]) for name in urls}
 
 
@@ -130,6 +133,19 @@ def summary_of(
     }
 
 
+def _warming(l1_tokens: int) -> Point:
+    """Prompts that leave L1 twice over."""
+    prefix = max(16, l1_tokens // 6)
+    return Point("warm-up", 12, prefix, 16, 1, 1, 1, True, 1)
+
+
+def _command(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """The command, folders by their last name."""
+    folders = {str(path): path.name for path in (options.trace, options.model, options.out) if path}
+    named = [folders.get(str(Path(argument)), argument) for argument in arguments]
+    return shlex.join(["python", "-m", "loadtest.experiments.replay", *named])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.experiments.replay",
@@ -154,10 +170,13 @@ def main() -> int:
     defaults = DEFAULTS["cpu" if cpu else "gpu"]
     given = (options.block_tokens, options.max_input_tokens, options.l1_tokens, options.l2_tokens)
     block, longest, l1_tokens, l2_tokens = (
-        value or default for value, default in zip(given, defaults, strict=True)
+        default if value is None else value for value, default in zip(given, defaults, strict=True)
     )
-    if block > BLOCK_TOKENS or longest >= l1_tokens:
-        parser.error(f"--block-tokens is {BLOCK_TOKENS} at most, L1 larger than a prompt")
+    if not 1 <= block <= BLOCK_TOKENS or not 1 <= longest < l1_tokens < l2_tokens:
+        parser.error(
+            f"--block-tokens is from 1 to {BLOCK_TOKENS}; L1 must be larger than a prompt, and L2 "
+            "larger than L1"
+        )
     model = options.model or prepare()
     geometry = KVGeometry.from_path(model)
     arms = tuple(arms_named(options.arms))
@@ -185,7 +204,7 @@ def main() -> int:
     ]
     with serving(*servers, timeout=600):
         urls = {server.name: server.url for server in servers}
-        measured = asyncio.run(replay(urls, asked))
+        measured = asyncio.run(replay(urls, asked, _warming(l1_tokens)))
     control = measured[arms[0].name][0]
     rows = [summary_of(arm, plan, geometry, asked, measured[arm.name], control) for arm in arms]
     result = {
@@ -193,13 +212,11 @@ def main() -> int:
         "requests": len(asked),
         "block_tokens": block,
         "max_input_tokens": longest,
+        "l1_tokens": l1_tokens,
         "setup": {
             "model": model.name,
-            "dummy_weights": "dummy" in options.server_args,
-            "command": shlex.join(
-                ["python", "-m", "loadtest.experiments.replay", options.trace.name]
-                + [argument for argument in sys.argv[1:] if argument != str(options.trace)]
-            ),
+            "dummy_weights": "dummy" in shlex.split(options.server_args),
+            "command": _command(options, sys.argv[1:]),
             "environment": environment.describe(),
         },
         "rows": rows,

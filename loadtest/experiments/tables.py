@@ -170,7 +170,9 @@ def replays(summaries: Sequence[Summary]) -> Table:
     rows = [
         (
             summary["replayed"],
-            f"{summary['requests']} of {summary['block_tokens']}-token blocks",
+            f"{summary['requests']}, {summary['block_tokens']} tokens a block, "
+            f"{summary['max_input_tokens']:,} at most",
+            f"{row['l1_tokens']:,}",
             title(row["arm"]),
             f"{row['l2_tokens']:,}",
             f"{row['hit_ratio']:.1%}",
@@ -185,7 +187,8 @@ def replays(summaries: Sequence[Summary]) -> Table:
     ]
     return Table(
         (
-            *("trace", "requests", "L2", "L2 tokens", "hit ratio", "simulated", "as simulated"),
+            *("trace", "requests", "L1 tokens", "L2", "L2 tokens", "hit ratio", "simulated"),
+            "as simulated",
             *("mean TTFT (ms)", "TTFT ratio"),
         ),
         rows,

@@ -1,4 +1,4 @@
-"""Prompts of a trace at a smaller scale, and what a replay's report says."""
+"""Prompts of a trace at a smaller scale, and the table of a replay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.experiments import tables
 from loadtest.experiments.replay import prompts, simulate
 from loadtest.experiments.tiers import Hit
 from loadtest.workloads.trace import Trace
@@ -45,3 +46,28 @@ def test_whole_blocks_are_the_traces_own(trace: Trace) -> None:
 def test_the_simulation_sees_the_same_prompts(trace: Trace) -> None:
     asked = prompts(trace, 3, block_tokens=16, longest=1000)
     assert simulate(asked, 1000, 1000) == [Hit(0, 0), Hit(31, 0), Hit(16, 0)]
+
+
+def test_a_report_shows_both_hit_ratios() -> None:
+    interval = {"value": 100.0, "low": 90.0, "high": 110.0}
+    row = {
+        "l1_tokens": 100,
+        "hit_ratio": 0.25,
+        "simulated_hit_ratio": 0.26,
+        "requests_as_simulated": 58,
+        "ttft_ms": interval,
+        "ttft_ratio": {"value": 1.0, "low": 0.9, "high": 1.1},
+    }
+    summary = {
+        "replayed": "a-trace",
+        "requests": 60,
+        "block_tokens": 8,
+        "max_input_tokens": 1024,
+        "rows": [
+            {**row, "arm": "bf16", "l2_tokens": 1000},
+            {**row, "arm": "int8", "l2_tokens": 1900},
+        ],
+    }
+    table = tables.replays([summary]).markdown()
+    assert "| 1,900 | 25.0% | 26.0% | 58 of 60 | 100 (90–110) | 1.000 (0.900–1.100) |" in table
+    assert "60, 8 tokens a block, 1,024 at most | 100 | stock BF16 | 1,000 |" in table

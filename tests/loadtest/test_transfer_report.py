@@ -110,6 +110,7 @@ def test_a_restore_costs_what_it_slows_for_as_long_as_it_takes(result: dict[str,
         slots="sequential", layout="page_first",
     )["ms_median"]  # fmt: skip
     assert stock["ms_lost"] == pytest.approx(share * restore, rel=1e-3)
+    assert f"{stock['slowdown']:.2f}x | {stock['ms_lost']:.2f}" in transfer_report.costs(result)
 
 
 def test_it_writes_a_table_and_a_plot(result: dict[str, Any], tmp_path: Path) -> None:

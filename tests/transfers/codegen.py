@@ -1,0 +1,92 @@
+"""Compiles the fused kernels for an H100 or H200 (sm_90), without a GPU, and prints what came out.
+
+Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
+not the interpreter's. JSON lines: codec, heads, dim, kernel, and of the machine code the bytes of
+stack (spilled registers), barriers in the loop's PTX, and widths of global loads and stores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hiqcache.transfers import kernels
+from hiqcache.transfers.fused import FusedTransfer, Launch
+from tests.transfers.pools import Pool, Shape
+
+TARGET = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: bool) -> Any:
+    """``kernel`` with the constants that FusedTransfer gives it, in the parameters' order."""
+    names = kernel.arg_names
+    given = names[len(names) - len(constants) :]
+    pointers = {
+        "arena": "*u8",
+        "device": "*bf16",
+        "table": "*i64",
+        "host_slots": "*i64",
+        "device_slots": "*i64",
+        "matrix": "*bf16" if rotates else "*i64",
+    }
+    signature = {
+        name: "constexpr" if name in given else pointers.get(name, "i32") for name in names
+    }
+    aligned = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name in ("arena", "device", "table", "matrix")
+    }
+    values = {(names.index(name),): value for name, value in zip(given, constants, strict=True)}
+    source = ASTSource(kernel, signature=signature, constexprs=values, attrs=aligned)
+    return triton.compile(
+        source, target=TARGET, options={"num_warps": launch.warps, "num_stages": 1}
+    )
+
+
+def describe(code: Any) -> dict[str, Any]:
+    """What the machine code and the PTX show."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "-res-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (stack,) = re.findall(r"STACK:(\d+)", usage)
+    ptx = code.asm["ptx"]
+    return {
+        "stack": int(stack),
+        "barriers": len(re.findall(r"bar\.sync", ptx)),
+        "loads": sorted(set(re.findall(r"ld\.global\.(\S+)", ptx))),
+        "stores": sorted(set(re.findall(r"st\.global\.(\S+)", ptx))),
+    }
+
+
+def main() -> None:
+    # What FusedTransfer asks of memory is not needed to compile; the kernels stay Triton's.
+    kernels.INTERPRETED = True
+    for codec, heads, dim in itertools.product(("int8", "int8-rot"), (1, 8), (64, 128)):
+        shape = Shape(codec=codec, heads=heads, dim=dim, host_slots=64, device_slots=64)
+        pool = Pool(shape, torch.device("cpu"))
+        transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
+        for kernel, launch, constants in (
+            (kernels.backup, transfer._backup_launch, transfer._backup_constants),
+            (kernels.restore, transfer._restore_launch, transfer._restore_constants),
+        ):
+            code = compiled(kernel, launch, constants, codec == "int8-rot")
+            row = {"codec": codec, "heads": heads, "dim": dim, "kernel": kernel.__name__}
+            print(json.dumps(row | describe(code)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
