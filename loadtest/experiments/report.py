@@ -101,7 +101,7 @@ def _how(summary: Summary) -> list[str]:
     invalid = summary["invalid_runs"]
     rivals = [
         "An FP8 KV cache halves L1's bytes too, so that arm is given twice the tokens in L1: the "
-        "same bytes of GPU memory. Nothing here says what either costs in quality."
+        "same bytes of GPU memory. What either costs in quality: `make quality`."
     ]
     return [
         "Every arm's L2 takes the same bytes; each run starts from empty caches and counts its "
