@@ -98,7 +98,13 @@ def test_without_its_name_the_cpu_platform_is_not_activated() -> None:
 
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loadtest.demo", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as demo:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        # As at a terminal: what a shell starts in the background ignores interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as demo:
         process = psutil.Process(demo.pid)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
