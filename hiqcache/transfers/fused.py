@@ -25,15 +25,12 @@ class Launch(NamedTuple):
     warps: int
 
 
-# Measured on H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py measures
-# again). Backup: more programs pile up writes that slow a GEMM on the other multiprocessors;
-# fewer leave PCIe idle. Restore: a GPU's reads of host memory saturate at about 88 % of a copy's
-# speed here, and each launch costs some 6 us on top of its bytes. What is in flight decides both
-# how fast a restore is and how much a decode step beside it loses: 128 kB restore in 3.35 to 3.57
-# ms and slow it 1.13x, 256 kB in 3.27 to 3.33 ms and 1.17x in 8 programs, 1.25x in 16 or more.
-# Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as four of
-# 8. int8-rot's warps decode together: programs of 16 warps are slower, and more than 16 programs
-# slow a GEMM by a quarter.
+# Chosen on H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py); what they
+# reach is in results/h200/transfers.json. Backup: more programs pile up writes that slow a GEMM
+# on the other multiprocessors; fewer leave PCIe idle. Restore: the bytes in flight decide both
+# how fast it is and how much a decode step beside it loses; more of them gain little and cost
+# much. Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as
+# four of 8. int8-rot's warps decode together, and larger programs wait longer.
 BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(16384, 12, 16)}
 RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
 

@@ -32,14 +32,14 @@ from tqdm import tqdm
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
-from loadtest.experiments.bench import settled, warm_up
+from loadtest.experiments.bench import Bench, settled, warm_up
 from loadtest.experiments.checks import reasons_invalid
 from loadtest.experiments.client import Client, Timing
 from loadtest.experiments.plan import CPU, GPU, Experiment, Point
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs
 from loadtest.experiments.tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, serving
+from loadtest.servers import serving
 from loadtest.workloads.trace import BLOCK_TOKENS, Trace
 
 #: Requests of a stretch.
@@ -188,20 +188,9 @@ def main() -> int:
     )
     plan = Experiment("replay", arms, l1_tokens, False, (), scale)
     asked = prompts(Trace(options.trace), options.requests, block, longest)
-    servers = [
-        Server(
-            arm.name,
-            model,
-            REPOSITORY / ".cache" / "bench" / f"replay-{arm.name}.log",
-            (
-                *(CPU_ARGS if cpu else ()),
-                *plan.server_args(arm, geometry),
-                *shlex.split(options.server_args),
-            ),
-            {**(CPU_ENV if cpu else {}), **plan.server_env(arm)},
-        )
-        for arm in arms
-    ]
+    server_args = tuple(shlex.split(options.server_args))
+    bench = Bench(model, geometry, scale, cpu, server_args, REPOSITORY / ".cache" / "bench")
+    servers = [bench.server(plan, arm) for arm in arms]
     with serving(*servers, timeout=600):
         urls = {server.name: server.url for server in servers}
         measured = asyncio.run(replay(urls, asked, _warming(l1_tokens)))
@@ -215,7 +204,7 @@ def main() -> int:
         "l1_tokens": l1_tokens,
         "setup": {
             "model": model.name,
-            "dummy_weights": "dummy" in shlex.split(options.server_args),
+            "dummy_weights": "dummy" in server_args,
             "command": _command(options, sys.argv[1:]),
             "environment": environment.describe(),
         },

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments.arms import ARMS, arms_named
-from loadtest.experiments.plan import CPU, EXPERIMENTS, GPU, experiment
+from loadtest.experiments.plan import CPU, EXPERIMENTS, GPU, Scale, experiment
+from loadtest.workloads.shared_prefix import DEALS
 
 QWEN3_8B = KVGeometry(36, 8, 128)
 ALL = tuple(ARMS.values())
@@ -53,6 +56,15 @@ def test_prompts_are_the_same_for_the_same_seed_and_share_prefixes() -> None:
     assert len(measured) == point.requests
     assert len({tuple(prompt[: point.prefix]) for prompt in measured}) <= point.groups
     assert len({tuple(prompt) for prompt in measured}) == len(measured)
+
+
+@pytest.mark.parametrize("scale", [GPU, CPU], ids=["gpu", "cpu"])
+def test_experiment_b_asks_for_every_prefix_equally_often(scale: Scale) -> None:
+    (point,) = experiment("b", ALL, scale, QWEN3_8B, repeats=1).points
+    _, measured = point.prompts(1)
+    asked = Counter(tuple(prompt[: point.prefix]) for prompt in measured)
+    assert len(asked) == point.groups
+    assert set(asked.values()) == {DEALS}
 
 
 def test_the_sweep_reaches_from_what_fits_to_what_does_not() -> None:

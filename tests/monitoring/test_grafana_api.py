@@ -85,7 +85,7 @@ def test_without_a_grafana_one_warning_and_nothing_else(caplog: pytest.LogCaptur
     assert "GRAFANA_URL" in caplog.text
 
 
-@pytest.mark.skipif("INSIDE" in os.environ, reason="this is it")
+@pytest.mark.skipif("WITH_GRAFANA_CLIENT" in os.environ, reason="runs the others, here")
 def test_with_its_client() -> None:
     """Everything below, with the packages of requirements/grafana.lock."""
     found = list((REPOSITORY / ".cache" / "grafana").glob("lib/python*/site-packages"))
@@ -94,7 +94,7 @@ def test_with_its_client() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", __file__],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(found[0]), "INSIDE": "1"},
+        env={**os.environ, "PYTHONPATH": str(found[0]), "WITH_GRAFANA_CLIENT": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -100,6 +100,48 @@ def test_transfers_are_counted_in_stored_bytes_and_timed(watched: Watched) -> No
     assert watched.value("restore_seconds_sum") > 0
 
 
+def test_a_transfer_is_counted_once_it_is_enqueued(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = type(watched.pool).__mro__[2]
+    assert plain in POOLS
+    order: list[str] = []
+    for name in ("backup_from_device_all_layer", "load_to_device_per_layer"):
+        method = getattr(plain, name)
+
+        def moved(*args: Any, method: Any = method, **kwargs: Any) -> None:
+            order.append("moved")
+            method(*args, **kwargs)
+
+        monkeypatch.setattr(plain, name, moved)
+    monkeypatch.setattr(watched.pool._observer, "settle", lambda: order.append("counted"))
+    slots = watched.pool.alloc(4)
+    order.clear()
+    watched.pool.backup_from_device_all_layer(None, slots, torch.arange(4), "kernel")
+    watched.restore(slots)
+    assert order == ["moved", "counted", *["moved"] * LAYERS, "counted"]
+
+
+def test_a_backup_takes_as_long_with_a_sample(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = watched.pool._observer
+    now = [0.0]
+    take = observer.sampler.take
+
+    def slow(*indices: torch.Tensor) -> int | None:
+        now[0] += 100
+        found: int | None = take(*indices)
+        return found
+
+    monkeypatch.setattr(observer.clock, "mark", lambda: now[0])
+    monkeypatch.setattr(observer.sampler, "take", slow)
+    watched.backup(4)
+    assert watched.value("codec_relative_error_count") == 2
+    assert watched.value("backup_seconds_count") == 1
+    assert watched.value("backup_seconds_sum") == 0
+
+
 def test_draft_layers_are_no_restores_of_their_own(watched: Watched) -> None:
     slots = watched.backup(2)
     for layer in range(LAYERS):
