@@ -1,28 +1,32 @@
 """Times the fused transfer over launch shapes, and what a GEMM and a decode step lose beside each.
 
 `python -m loadtest.sweep_launches` on a CUDA GPU with SGLang; where BACKUP and RESTORE in
-hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, page_first. Launch shapes that
-take more than SLOW_MS are not pursued.
+hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, page_first; SGLang's own pool is
+the first row of each direction.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import math
+import multiprocessing
+import os
+import shlex
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from hiqcache.codecs import CODEC_NAMES, get_codec
-from hiqcache.record import RecordLayout
+from hiqcache.codecs import get_codec
+from hiqcache.record import RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import FusedTransfer, Launch
+from hiqcache.transfers.fused import BACKUP, RESTORE, FusedTransfer, Launch
 from loadtest.bench_transfers import (
     HEAD_DIM,
     HEADS,
@@ -35,58 +39,135 @@ from loadtest.bench_transfers import (
     timed,
     versions,
 )
+from loadtest.experiments import environment
 from loadtest.transfer_interference import compute_ms, decode_step, gemms
 
+Direction = Literal["backup", "restore"]
+
 TOKENS = 2048
-REPEATS = 9
-#: A launch this slow (85 % of the ceiling is about 3.3 ms) is of no interest.
-SLOW_MS = 3.8
-#: Elements a tile and warps; 16 to 32 elements a thread.
-TILES = ((4096, 4), (8192, 8), (8192, 16), (16384, 16), (16384, 32), (32768, 32))
-PROGRAMS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+ORDERS = ("sequential", "random")
+REPEATS = 12
+ROUNDS = 5
+#: Transfers beside a compute last this many times as long as the compute alone.
+COVER = 1.5
 
 
-def sweep(codec_name: str, host: torch.Tensor, pool: DevicePool) -> list[dict[str, Any]]:
-    """A row for every launch shape that is fast enough, both directions."""
-    codec = get_codec(codec_name)
+class Tile(NamedTuple):
+    """What is compiled: a kernel of one codec for tiles of ``elements`` and ``warps`` each."""
+
+    codec: str
+    direction: Direction
+    elements: int
+    warps: int
+
+
+#: Numbers of programs by tile.
+GRID: dict[Tile, tuple[int, ...]] = {
+    Tile("int8", "backup", 4096, 4): (6, 8, 10, 12, 16),
+    Tile("int8", "backup", 8192, 8): (4, 5, 6, 7, 8, 10),
+    Tile("int8", "backup", 16384, 16): (3, 4, 5, 6, 8),
+    Tile("int8-rot", "backup", 8192, 8): (8, 10, 12, 16),
+    Tile("int8-rot", "backup", 16384, 16): (6, 8, 10, 12),
+    Tile("int8", "restore", 8192, 8): (8, 10, 12, 14, 16),
+    Tile("int8", "restore", 8192, 16): (8, 10, 12, 16),
+    Tile("int8", "restore", 16384, 32): (4, 5, 6, 7, 8, 10),
+    Tile("int8", "restore", 32768, 32): (3, 4, 5),
+    Tile("int8-rot", "restore", 4096, 4): (16, 20, 24),
+    Tile("int8-rot", "restore", 8192, 8): (8, 10, 12, 16, 20),
+    Tile("int8-rot", "restore", 16384, 16): (6, 8, 10, 12),
+}
+
+
+def transfer(
+    tile: Tile, programs: int, host: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]
+) -> tuple[FusedTransfer, RecordLayout]:
+    """A transfer that launches ``tile`` in its direction, and its layout in ``host``."""
+    codec = get_codec(tile.codec)
     layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM))
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
-    sets = {order: index_sets(TOKENS, order, slots) for order in ("sequential", "random")}
+    launch = Launch(tile.elements, programs, tile.warps)
+    backup, restore = (
+        launch if tile.direction == way else usual[tile.codec]
+        for way, usual in (("backup", BACKUP), ("restore", RESTORE))
+    )
+    return FusedTransfer(codec, arena, k, v, backup, restore), layout
+
+
+def compiled(tile: Tile) -> str | None:
+    """Puts ``tile``'s kernel into Triton's cache; what went wrong, if anything."""
+    try:
+        rows = torch.empty(2, LAYERS, 16, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+        host = torch.empty(1 << 22, dtype=torch.uint8, pin_memory=True)
+        transfer(tile, 1, host, list(rows[0]), list(rows[1]))
+    except Exception as error:  # Triton or the card refuses this shape
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compile_all() -> list[Tile]:
+    """The tiles whose kernels could be compiled, all at once on the host's cores."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(GRID), os.cpu_count() or 1), mp_context=context) as pool:
+        faults = dict(zip(GRID, pool.map(compiled, GRID), strict=True))
+    for tile, fault in faults.items():
+        if fault:
+            print(f"{tile} is left out: {fault}", flush=True)
+    return [tile for tile, fault in faults.items() if not fault]
+
+
+def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
+    """A row for SGLang's own pool and for every launch shape, both directions."""
+    from hiqcache.sglang.stock import StockTransfer
+
     computes = {"gemm": gemms(), "decode_step": decode_step()}
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def beside(name: str, load: Callable[[], None] | None) -> float:
-        loads = [load] * 8 if load else []
-        return statistics.median(
-            compute_ms(computes[name], lambda: [one() for one in loads], side)[0] for _ in range(5)
-        )
+    def beside(name: str, load: Callable[[], object]) -> float:
+        return statistics.median(compute_ms(computes[name], load, side)[0] for _ in range(ROUNDS))
 
-    alone = {name: beside(name, None) for name in computes}
-    rows: list[dict[str, Any]] = []
-    for (elements, warps), programs in itertools.product(TILES, PROGRAMS):
-        launch = Launch(elements, programs, warps)
-        mover = FusedTransfer(codec, arena, pool.k, pool.v, launch, launch)
-        contender = Contender(codec_name, "fused", mover, layout.bytes_per_token, slots)
-        for direction in ("backup", "restore"):
-            times = {
-                order: statistics.median(
-                    timed(partial(contender.run, direction, given[repeat % len(given)]))
-                    for repeat in range(REPEATS)
-                )
-                for order, given in sets.items()
-            }
-            if times["sequential"] > SLOW_MS:
-                continue
-            load = partial(contender.run, direction, sets["sequential"][0])
-            row = {"codec": codec_name, "direction": direction, **launch._asdict()}
-            row |= {f"ms_{order}": round(ms, 3) for order, ms in times.items()}
-            row |= {
-                f"{name}_slowdown": round(beside(name, load) / alone[name], 3) for name in alone
-            }
-            rows.append(row)
-            print(row, flush=True)
-    return rows
+    alone = {name: beside(name, lambda: None) for name in computes}
+
+    def measured(contender: Contender, direction: Direction) -> dict[str, Any]:
+        sets = {slots: index_sets(TOKENS, slots, contender.slots) for slots in ORDERS}
+        times: dict[str, list[float]] = {slots: [] for slots in ORDERS}
+        for repeat in range(-1, REPEATS):
+            for slots, given in sets.items():
+                taken = timed(partial(contender.run, direction, given[repeat % len(given)]))
+                if repeat >= 0:
+                    times[slots].append(taken)
+        ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
+
+        def load(count: int) -> None:
+            for index in range(count):
+                contender.run(direction, sets["sequential"][index % len(sets["sequential"])])
+
+        return ms | {
+            f"{name}_slowdown": round(
+                beside(name, partial(load, math.ceil(COVER * taken / ms["ms_sequential"]) + 1))
+                / taken,
+                3,
+            )
+            for name, taken in alone.items()
+        }
+
+    slots = tokens_in_gigabytes(POOL_GB, 2 * LAYERS * HEADS * HEAD_DIM * 2)
+    stock = StockTransfer(pool.k, pool.v, 1, "page_first", slots)
+    contender = Contender(
+        "bf16", "stock", stock, stock.bytes_per_token, slots, stock.backup_wants_cpu_slots
+    )
+    for direction in ("backup", "restore"):
+        yield {"codec": "bf16", "direction": direction, **measured(contender, direction)}
+    stock.close()
+    for tile in compile_all():
+        for programs in GRID[tile]:
+            mover, layout = transfer(tile, programs, host, pool.k, pool.v)
+            contender = Contender(
+                tile.codec, "fused", mover, layout.bytes_per_token, layout.pages_in(len(host))
+            )
+            shape = {"elements": tile.elements, "programs": programs, "warps": tile.warps}
+            row = {"codec": tile.codec, "direction": tile.direction, **shape}
+            yield row | measured(contender, tile.direction)
 
 
 def main() -> None:
@@ -99,16 +180,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a CUDA GPU")
     host, pool = host_memory(POOL_GB * 10**9), DevicePool()
+    ceiling = pcie_ceiling(host)
+    rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
-        "command": f"python -m loadtest.sweep_launches {' '.join(sys.argv[1:])}".strip(),
+        "command": shlex.join(["python", "-m", "loadtest.sweep_launches", *sys.argv[1:]]),
         "versions": versions(),
+        "environment": environment.describe(),
         "card": torch.cuda.get_device_name(),
-        "pcie_gbps": pcie_ceiling(host),
-        "rows": [],
+        "pcie_gbps": ceiling,
+        "tokens": TOKENS,
+        "rows": rows,
     }
-    for codec_name in CODEC_NAMES:
-        result["rows"] += sweep(codec_name, host, pool)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for row in sweep(host, pool):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

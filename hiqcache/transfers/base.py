@@ -73,7 +73,12 @@ class Transfer(ABC):
 
     @abstractmethod
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        """Restore one layer's slots ``host_indices`` into device rows ``device_indices``."""
+        """Restore one layer's slots ``host_indices`` into device rows ``device_indices``.
+
+        Whoever asks for the layers of a restore one after the other, with the same two tensors,
+        leaves their contents, those slots and those rows alone until the last: a transfer may
+        restore a layer before it is asked for.
+        """
 
     @property
     def staging_bytes(self) -> int:

@@ -201,7 +201,48 @@ def backup(
         tl.store(scales_ptr, scales, mask=live)
 
 
-@triton.jit(do_not_specialize=["host_slots", "device_slots", "tokens", "layer"])
+@triton.jit
+def _load_tile(
+    item,
+    tiles,
+    arena,
+    table,
+    host_slot,
+    device_slot,
+    tokens,
+    layer,
+    layers,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    CODE_PAGE_STRIDE: tl.constexpr,
+    CODE_SLOT_STRIDE: tl.constexpr,
+    SCALE_PAGE_STRIDE: tl.constexpr,
+    SCALE_SLOT_STRIDE: tl.constexpr,
+    DEVICE_ALIGN: tl.constexpr,
+    CODE_ALIGN: tl.constexpr,
+):
+    """The records of a tile of a restore, and which rows they are; no row beyond the last item."""
+    index, tile = _layer_and_tile(item, tiles, layers)
+    live, rows_at, codes_at, scales_at = _locate(
+        tile, tokens, _placement(table, layer + index), host_slot, device_slot,
+        HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
+    )  # fmt: skip
+    codes, bits = _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
+    return live, rows_at, codes, bits
+
+
+@triton.jit
+def _layer_and_tile(item, tiles, layers):
+    """Items are tiles, layer by layer; those beyond the last are tiles that have no rows."""
+    index = tl.minimum(item // tl.maximum(tiles, 1), layers - 1)
+    return index, item - index * tiles
+
+
+@triton.jit(do_not_specialize=["host_slots", "device_slots", "tokens", "layer", "layers"])
 def restore(
     arena,
     device,
@@ -211,6 +252,7 @@ def restore(
     matrix,
     tokens,
     layer,
+    layers,
     LARGEST: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -225,7 +267,8 @@ def restore(
     CODE_ALIGN: tl.constexpr,
     ROTATE: tl.constexpr,
 ):
-    """Decodes the records ``host_slots`` of one layer into the rows ``device_slots``.
+    """Decodes the records ``host_slots`` of ``layers`` layers from ``layer`` on into the rows
+    ``device_slots``.
 
     ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
     whole numbers below 2^24, exact in any order.
@@ -234,29 +277,30 @@ def restore(
     if ROTATE:
         index = tl.arange(0, DIM)
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
-    placement = _placement(table, layer)
     tiles = tl.cdiv(tokens * (2 * HEADS), ROWS)
     first, step = tl.program_id(0), tl.num_programs(0)
 
-    host_slot = _load_slots(first, tokens, host_slots, HEADS, ROWS)
-    device_slot = _load_slots(first, tokens, device_slots, HEADS, ROWS)
-    live, rows_at, codes_at, scales_at = _locate(
-        first, tokens, placement, host_slot, device_slot,
-        HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+    # A tile's slots are read two tiles ahead of it, its records one.
+    tile = _layer_and_tile(first, tiles, layers)[1]
+    host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
+    device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
+    live, rows_at, codes, bits = _load_tile(
+        first, tiles, arena, table, host_slot, device_slot, tokens, layer, layers,
+        HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
         SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
     )  # fmt: skip
-    codes, bits = _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
-    host_slot = _load_slots(first + step, tokens, host_slots, HEADS, ROWS)
-    device_slot = _load_slots(first + step, tokens, device_slots, HEADS, ROWS)
-    for tile in range(first, tiles, step):
-        next_live, next_rows_at, codes_at, scales_at = _locate(
-            tile + step, tokens, placement, host_slot, device_slot,
-            HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+    tile = _layer_and_tile(first + step, tiles, layers)[1]
+    host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
+    device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
+    for item in range(first, tiles * layers, step):
+        next_live, next_rows_at, next_codes, next_bits = _load_tile(
+            item + step, tiles, arena, table, host_slot, device_slot, tokens, layer, layers,
+            HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
             SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
         )  # fmt: skip
-        next_codes, next_bits = _load_record(arena, codes_at, scales_at, next_live, DIM, DIM_BLOCK)
-        host_slot = _load_slots(tile + 2 * step, tokens, host_slots, HEADS, ROWS)
-        device_slot = _load_slots(tile + 2 * step, tokens, device_slots, HEADS, ROWS)
+        tile = _layer_and_tile(item + 2 * step, tiles, layers)[1]
+        host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
+        device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
 
         values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
         scale = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)

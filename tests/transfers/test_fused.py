@@ -12,6 +12,7 @@ from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import FusedTransfer, Launch
+from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import POISON, Pool, Shape, same
 
 # The interpreter's numpy warns where a GPU computes on: infinities are among the inputs.
@@ -204,6 +205,98 @@ def test_any_launch_moves_the_same(launch: Launch, tokens: int, device: torch.de
     expected.restore_all(reference, host.cpu(), rows.flip(0).cpu())
     assert same(pool.rows(), expected.rows())
     assert torch.equal(pool.arena.buffer, expected.arena.buffer)
+
+
+def _restored(pool: Pool) -> list[int]:
+    """The layers that hold anything."""
+    rows = pool.rows()
+    return [layer for layer in range(pool.shape.layers) if not rows[:, layer].isnan().all()]
+
+
+def _stored_pool(shape: Shape, device: torch.device) -> tuple[Pool, Pool]:
+    """A pool whose arena is full and whose rows are NaN, and what it must hold when restored."""
+    pool = Pool(shape, device)
+    for buffer in (*pool.k, *pool.v):
+        buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(5)))
+    reference, expected = pool.reference()
+    every = torch.arange(shape.device_slots)
+    reference.backup(every, every)
+    pool.arena.buffer.copy_(expected.arena.buffer)
+    for buffer in (*pool.k, *pool.v, *expected.k, *expected.v):
+        buffer.fill_(torch.nan)
+    return pool, expected
+
+
+@pytest.mark.parametrize("codec", ["int8", "int8-rot"])
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_a_launch_of_a_restore_serves_one_layer_then_two_then_four(
+    tokens: int, codec: str, device: torch.device
+) -> None:
+    pool, expected = _stored_pool(BASE.but(codec=codec, heads=3, layers=13), device)
+    transfer = fused(pool)
+    host, rows = pool.indices(tokens)
+    held = []
+    for layer in range(13):
+        transfer.restore(layer, host, rows)
+        held.append(len(_restored(pool)))
+    assert held == [1, 3, 3, 7, 7, 7, 7, 11, 11, 11, 11, 13, 13]
+    reference = TorchTransfer(expected.codec, expected.arena, expected.k, expected.v)
+    expected.restore_all(reference, host.cpu(), rows.cpu())
+    torch.testing.assert_close(pool.rows(), expected.rows(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_layers_asked_for_in_another_way_are_restored_alone(device: torch.device) -> None:
+    shape = BASE.but(layers=8)
+    pool, _ = _stored_pool(shape, device)
+    transfer = fused(pool)
+    host, rows = pool.indices(9)
+    for layer in range(0, 8, 2):  # not one after the other
+        transfer.restore(layer, host, rows)
+    assert _restored(pool) == [0, 2, 4, 6]
+    pool, _ = _stored_pool(shape, device)
+    transfer = fused(pool)
+    for layer in range(4):  # never the same tensors
+        transfer.restore(layer, host.clone(), rows)
+        assert _restored(pool) == list(range(layer + 1))
+
+
+def test_a_restore_that_begins_again_reads_again(device: torch.device) -> None:
+    """Given up after its second layer, with two enqueued; then asked for anew, from other rows."""
+    pool, expected = _stored_pool(BASE.but(layers=5), device)
+    transfer = fused(pool)
+    host, rows = pool.indices(20)
+    for layer in range(2):
+        transfer.restore(layer, host, rows)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    shuffled = expected.arena.buffer.view(expected.arena.pages, -1).flip(0).reshape(-1)
+    for arena in (pool.arena, expected.arena):
+        arena.buffer.copy_(shuffled)
+    for _ in range(2):  # and once more when complete
+        for buffer in (*pool.k, *pool.v):
+            buffer.fill_(torch.nan)
+        pool.restore_all(transfer, host, rows)
+    reference = TorchTransfer(expected.codec, expected.arena, expected.k, expected.v)
+    expected.restore_all(reference, host.cpu(), rows.cpu())
+    assert same(pool.rows(), expected.rows())
+
+
+def test_long_restores_are_launched_layer_by_layer(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a layer takes as long as the model's own work on it, none waits for another."""
+    monkeypatch.setattr("hiqcache.transfers.fused.GROUP_TOKENS", 50)
+    pool, _ = _stored_pool(BASE.but(layers=6), device)
+    transfer = fused(pool)
+    for tokens, want in ((26, [1, 2, 3]), (25, [1, 3, 3])):
+        for buffer in (*pool.k, *pool.v):
+            buffer.fill_(torch.nan)
+        host, rows = pool.indices(tokens)
+        held = []
+        for layer in range(3):
+            transfer.restore(layer, host, rows)
+            held.append(len(_restored(pool)))
+        assert held == want
 
 
 def test_it_holds_no_staging_memory(device: torch.device) -> None:

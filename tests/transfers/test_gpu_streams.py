@@ -110,9 +110,9 @@ def test_backups_and_restores_interleave(make: Make, form: str) -> None:
     the model's. Sizes vary, so the mover's staging grows in the middle; half of the rounds pass
     their indices on the CPU.
     """
-    rounds, batch, slots = 3000, 100, 512
+    rounds, batch, slots, layers = 3000, 100, 512, 5
     shape = Shape(
-        layers=3, heads=4, dim=64, host_slots=slots, device_slots=slots, format=form
+        layers=layers, heads=4, dim=64, host_slots=slots, device_slots=slots, format=form
     )  # type: ignore[arg-type]  # fmt: skip
     pool = Pool(shape, CUDA).fill()
     transfer = make(pool)
@@ -126,7 +126,7 @@ def test_backups_and_restores_interleave(make: Make, form: str) -> None:
     random = torch.Generator().manual_seed(1)
     ended: list[torch.cuda.Event] = []
     for start in range(0, rounds, batch):
-        bank = torch.randn(batch, 2, 3, 64, 4, 64, device=CUDA, dtype=torch.bfloat16)
+        bank = torch.randn(batch, 2, layers, 64, 4, 64, device=CUDA, dtype=torch.bfloat16)
         device_order = torch.stack([torch.randperm(slots, generator=random) for _ in range(batch)])
         host_order = torch.stack([torch.randperm(slots, generator=random) for _ in range(batch)])
         on_device = device_order.to(CUDA), host_order.to(CUDA)
@@ -146,8 +146,9 @@ def test_backups_and_restores_interleave(make: Make, form: str) -> None:
             with torch.cuda.stream(streams["backup"]):
                 transfer.backup(given_hosts[down], given_rows[down])
             with torch.cuda.stream(streams["restore"]):
+                up_hosts, up_rows = given_hosts[up], given_rows[up]
                 for layer in range(shape.layers):
-                    transfer.restore(layer, given_hosts[up], given_rows[up])
+                    transfer.restore(layer, up_hosts, up_rows)
             with torch.cuda.stream(streams["forward"]):
                 for layer in range(shape.layers):
                     pool.k[layer][rows[write]] = bank[index, 0, layer]
