@@ -32,7 +32,7 @@ class Launch(NamedTuple):
 # how fast it is and how much a decode step beside it loses; more of them gain little and cost
 # much. Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as
 # four of 8. int8-rot's warps decode together, and larger programs wait longer.
-BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(16384, 12, 16)}
+BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
 RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
 
 #: Tokens times layers of a restore's launch, at most (if it has more than one layer): a layer waits
