@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import shlex
@@ -40,7 +39,7 @@ from loadtest.bench_transfers import (
     versions,
 )
 from loadtest.experiments import environment
-from loadtest.transfer_interference import compute_ms, decode_step, gemms
+from loadtest.transfer_interference import compute_ms, decode_step, gemms, queued
 
 Direction = Literal["backup", "restore"]
 
@@ -48,33 +47,36 @@ TOKENS = 2048
 ORDERS = ("sequential", "random")
 REPEATS = 12
 ROUNDS = 5
-#: Transfers beside a compute last this many times as long as the compute alone.
-COVER = 1.5
 
 
 class Tile(NamedTuple):
-    """What is compiled: a kernel of one codec for tiles of ``elements`` and ``warps`` each."""
+    """What is compiled: a kernel of one codec, and of a launch all but its programs."""
 
     codec: str
     direction: Direction
     elements: int
     warps: int
+    ahead: int = 0
 
 
 #: Numbers of programs by tile.
 GRID: dict[Tile, tuple[int, ...]] = {
-    Tile("int8", "backup", 4096, 4): (6, 8, 10, 12, 16),
-    Tile("int8", "backup", 8192, 8): (4, 5, 6, 7, 8, 10),
-    Tile("int8", "backup", 16384, 16): (3, 4, 5, 6, 8),
-    Tile("int8-rot", "backup", 8192, 8): (8, 10, 12, 16),
-    Tile("int8-rot", "backup", 16384, 16): (6, 8, 10, 12),
-    Tile("int8", "restore", 8192, 8): (8, 10, 12, 14, 16),
-    Tile("int8", "restore", 8192, 16): (8, 10, 12, 16),
-    Tile("int8", "restore", 16384, 32): (4, 5, 6, 7, 8, 10),
-    Tile("int8", "restore", 32768, 32): (3, 4, 5),
-    Tile("int8-rot", "restore", 4096, 4): (16, 20, 24),
-    Tile("int8-rot", "restore", 8192, 8): (8, 10, 12, 16, 20),
-    Tile("int8-rot", "restore", 16384, 16): (6, 8, 10, 12),
+    Tile("int8", "backup", 8192, 8): (4, 5, 6, 8, 10),
+    Tile("int8", "backup", 16384, 16): (3, 4, 5, 6),
+    Tile("int8-rot", "backup", 8192, 8): (6, 8, 10, 12, 16),
+    Tile("int8-rot", "backup", 16384, 16): (4, 6, 8, 10, 12),
+    Tile("int8", "restore", 8192, 8, 3): (4, 6, 8),
+    Tile("int8", "restore", 8192, 16, 3): (4, 5, 6, 8),
+    Tile("int8", "restore", 16384, 16, 1): (4, 5, 6, 8),
+    Tile("int8", "restore", 16384, 16, 2): (3, 4, 5, 6),
+    Tile("int8", "restore", 16384, 16, 3): (2, 3, 4, 5),
+    Tile("int8", "restore", 16384, 32, 1): (3, 4, 5, 6),
+    Tile("int8", "restore", 16384, 32, 2): (2, 3, 4, 5),
+    Tile("int8-rot", "restore", 4096, 8, 3): (6, 8, 12),
+    Tile("int8-rot", "restore", 8192, 8, 1): (6, 8, 10, 12),
+    Tile("int8-rot", "restore", 8192, 8, 2): (4, 6, 8, 10),
+    Tile("int8-rot", "restore", 8192, 16, 2): (4, 5, 6, 8),
+    Tile("int8-rot", "restore", 8192, 8, 3): (4, 6, 8),
 }
 
 
@@ -86,7 +88,7 @@ def transfer(
     layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM))
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
-    launch = Launch(tile.elements, programs, tile.warps)
+    launch = Launch(tile.elements, programs, tile.warps, tile.ahead)
     backup, restore = (
         launch if tile.direction == way else usual[tile.codec]
         for way, usual in (("backup", BACKUP), ("restore", RESTORE))
@@ -138,18 +140,13 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
                     times[slots].append(taken)
         ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
 
-        def load(count: int) -> None:
-            for index in range(count):
-                contender.run(direction, sets["sequential"][index % len(sets["sequential"])])
-
-        return ms | {
+        slowdowns = {
             f"{name}_slowdown": round(
-                beside(name, partial(load, math.ceil(COVER * taken / ms["ms_sequential"]) + 1))
-                / taken,
-                3,
+                beside(name, queued(contender, direction, sets["sequential"][0], taken)) / taken, 3
             )
             for name, taken in alone.items()
         }
+        return ms | slowdowns
 
     slots = tokens_in_gigabytes(POOL_GB, 2 * LAYERS * HEADS * HEAD_DIM * 2)
     stock = StockTransfer(pool.k, pool.v, 1, "page_first", slots)
@@ -165,8 +162,7 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
             contender = Contender(
                 tile.codec, "fused", mover, layout.bytes_per_token, layout.pages_in(len(host))
             )
-            shape = {"elements": tile.elements, "programs": programs, "warps": tile.warps}
-            row = {"codec": tile.codec, "direction": tile.direction, **shape}
+            row = {**tile._asdict(), "programs": programs}
             yield row | measured(contender, tile.direction)
 
 

@@ -111,7 +111,7 @@ def interference(given: list[Contender], sets: list[Indices]) -> Iterator[dict[s
         compute = make()
         alone = [compute_ms(compute, lambda: None, side)[0] for _ in range(3)]
         plans = [
-            _Plan(contender, direction, _queued(contender, direction, indices, alone[-1]), [], [])
+            _Plan(contender, direction, queued(contender, direction, indices, alone[-1]), [], [])
             for direction in ("backup", "restore")
             for contender, indices in zip(given, sets, strict=True)
         ]
@@ -138,7 +138,7 @@ def interference(given: list[Contender], sets: list[Indices]) -> Iterator[dict[s
             }
 
 
-def _queued(
+def queued(
     contender: Contender, direction: str, indices: Indices, compute_ms: float
 ) -> Callable[[], object]:
     """As many transfers as outlast COVER times the compute."""

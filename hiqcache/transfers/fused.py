@@ -19,11 +19,15 @@ from hiqcache.transfers.indices import IndexSender
 
 
 class Launch(NamedTuple):
-    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each."""
+    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each.
+
+    ahead: tiles that each program of a restore reads before the one that it decodes.
+    """
 
     elements: int
     programs: int
     warps: int
+    ahead: int = 1
 
 
 # Chosen on H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py); what they
@@ -32,8 +36,8 @@ class Launch(NamedTuple):
 # how fast it is and how much a decode step beside it loses; more of them gain little and cost
 # much. Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as
 # four of 8. int8-rot's warps decode together, and larger programs wait longer.
-BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
-RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
+BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(16384, 12, 16)}
+RESTORE = {"int8": Launch(16384, 4, 32, 2), "int8-rot": Launch(8192, 6, 8, 2)}
 
 #: Tokens times layers of a restore's launch, at most (if it has more than one layer): a layer waits
 #: for the others in its launch, and that must be less than the model's time for them.
@@ -112,15 +116,16 @@ class FusedTransfer(Transfer):
         super().__init__(codec, arena, device_k, device_v)
         rows = self.device_k[0]
         self._device, self._dtype = rows.device, rows.dtype
+        self._planes = arena.planes
         self._heads, self._dim = rows.shape[1:]
         self._check()
         backup, restore = backup or BACKUP[codec.name], restore or RESTORE[codec.name]
-        placements = self._placements()
-        self._table = placements.to(self._device)
+        buffers = self._buffers()
+        self._table = buffers.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
         self._indices = IndexSender(self._device)
         self._restoring: _Restore | None = None
-        geometry = self._geometry(placements)
+        geometry = self._geometry(buffers)
         self._backup_launch, self._restore_launch = backup, restore
         self._backup_constants = self._constants(
             kernels.backup,
@@ -133,7 +138,10 @@ class FusedTransfer(Transfer):
                 "SCALE_MIN_BITS": _bf16_bits(SCALE_MIN[self._dtype]),
             },
         )
-        decode: dict[str, Any] = {"LARGEST": torch.finfo(self._dtype).max}
+        decode: dict[str, Any] = {
+            "LARGEST": torch.finfo(self._dtype).max,
+            "AHEAD": restore.ahead,
+        }
         if not geometry["ROTATE"]:
             # A thread that reads as many codes as it writes elements trades none with others, so
             # that each warp decodes its rows alone.
@@ -154,7 +162,7 @@ class FusedTransfer(Transfer):
             return
         host = self._indices.send("backup host", host_indices)
         device = self._indices.send("backup device", device_indices)
-        grid = self._grid(len(host) * len(self.device_k), self._backup_launch)
+        grid = self._grid(len(host), len(self.device_k), self._backup_launch)
         self._backup_kernel[grid](*self._backup_arguments(host, device), *self._backup_constants)
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
@@ -174,20 +182,26 @@ class FusedTransfer(Transfer):
         run.served += run.group
         host = self._indices.send("restore host", host_indices)
         device = self._indices.send("restore device", device_indices)
-        grid = self._grid(len(host) * run.group, self._restore_launch)
+        grid = self._grid(len(host), 1, self._restore_launch)
         self._restore_kernel[grid](
             *self._restore_arguments(layer, run.group, host, device), *self._restore_constants
         )
 
     def _backup_arguments(self, host: torch.Tensor, device: torch.Tensor) -> tuple[Any, ...]:
-        memory = (self.arena.buffer, self.device_k[0], self._table)
-        return (*memory, host, device, self._encode_matrix, len(host))
+        return (*self._memory(self._encode_matrix), host, device, len(host))
 
     def _restore_arguments(
         self, layer: int, layers: int, host: torch.Tensor, device: torch.Tensor
     ) -> tuple[Any, ...]:
-        memory = (self.arena.buffer, self.device_k[0], self._table)
-        return (*memory, host, device, self._decode_matrix, len(host), layer, layers)
+        return (*self._memory(self._decode_matrix), host, device, len(host), layer, layers)
+
+    def _memory(self, matrix: torch.Tensor) -> tuple[Any, ...]:
+        planes = self._planes
+        return (
+            *(self.arena.buffer, self.device_k[0], self._table, matrix),
+            *(planes.k_codes.base, planes.v_codes.base, planes.k_scales.base, planes.v_scales.base),
+            *(planes.k_codes.layer_stride, planes.k_scales.layer_stride),
+        )
 
     def _check(self) -> None:
         if self.codec.name not in BACKUP:
@@ -223,34 +237,24 @@ class FusedTransfer(Transfer):
                 "pinned (cudaHostRegister or pin_memory=True), and this arena's is not."
             )
 
-    def _placements(self) -> torch.Tensor:
-        """The kernels' table, int64 ``[layers, 2, 4]``."""
-        first, planes = self.device_k[0], self.arena.planes
-        sides = (
-            (self.device_k, planes.k_codes, planes.k_scales),
-            (self.device_v, planes.v_codes, planes.v_scales),
-        )
+    def _buffers(self) -> torch.Tensor:
+        """The kernels' table, int64 ``[layers, 2, 2]``."""
+        first = self.device_k[0]
         return torch.tensor(
             [
                 [
-                    (
-                        (rows[layer].data_ptr() - first.data_ptr()) // first.element_size(),
-                        rows[layer].stride(0),
-                        codes.base + layer * codes.layer_stride,
-                        scales.base + layer * scales.layer_stride,
-                    )
-                    for rows, codes, scales in sides
+                    ((rows.data_ptr() - first.data_ptr()) // first.element_size(), rows.stride(0))
+                    for rows in layer
                 ]
-                for layer in range(len(self.device_k))
+                for layer in zip(self.device_k, self.device_v, strict=True)
             ],
             dtype=torch.int64,
         )
 
-    def _geometry(self, placements: torch.Tensor) -> dict[str, Any]:
+    def _geometry(self, buffers: torch.Tensor) -> dict[str, Any]:
         """What both kernels are compiled for; nothing in it depends on the number of pages."""
-        planes = self.arena.planes
+        planes = self._planes
         codes, scales = planes.k_codes, planes.k_scales
-        device, arena = placements[..., :2], placements[..., 2]
         return {
             "HEADS": self._heads,
             "DIM": self._dim,
@@ -260,9 +264,10 @@ class FusedTransfer(Transfer):
             "CODE_SLOT_STRIDE": codes.slot_stride,
             "SCALE_PAGE_STRIDE": scales.page_stride,
             "SCALE_SLOT_STRIDE": scales.slot_stride,
-            "DEVICE_ALIGN": math.gcd(VECTOR_BYTES, *device.flatten().tolist()),
+            "DEVICE_ALIGN": math.gcd(VECTOR_BYTES, *buffers.flatten().tolist()),
             "CODE_ALIGN": math.gcd(
-                VECTOR_BYTES, codes.page_stride, codes.slot_stride, *arena.flatten().tolist()
+                *(VECTOR_BYTES, codes.page_stride, codes.slot_stride, codes.layer_stride),
+                *(codes.base, planes.v_codes.base),
             ),
             "ROTATE": self.codec.name == "int8-rot",
         }
@@ -273,12 +278,14 @@ class FusedTransfer(Transfer):
         return tuple(values[name] for name in kernel.arg_names if name in values)
 
     def _rows(self, launch: Launch) -> int:
+        """Head rows of a tile: whole tokens."""
         rows: int = launch.elements // triton.next_power_of_2(self._dim)
-        return max(rows, DOT_ROWS)
+        token: int = triton.next_power_of_2(2 * self._heads)
+        return max(rows, token, DOT_ROWS)
 
-    def _grid(self, tokens: int, launch: Launch) -> tuple[int, int, int]:
-        tiles = triton.cdiv(tokens * 2 * self._heads, self._rows(launch))
-        return min(launch.programs, tiles), 1, 1
+    def _grid(self, tokens: int, layers: int, launch: Launch) -> tuple[int, int, int]:
+        tiles = triton.cdiv(tokens, self._rows(launch) // (2 * self._heads))
+        return min(launch.programs, tiles * layers), 1, 1
 
     def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """int8-rot's matrices for both directions, in a type that holds them exactly."""
@@ -301,7 +308,7 @@ def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     """
     if kernels.INTERPRETED:
         return kernel
-    # One stage: the restore kernel prefetches by itself, the backup kernel has nothing to gain.
+    # One stage: the restore kernel reads ahead by itself, the backup kernel has nothing to gain.
     compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
     # The first launch loads the kernel, for which the driver may wait for the device.
     compiled[(1, 1, 1)](*arguments)

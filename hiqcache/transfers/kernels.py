@@ -1,13 +1,13 @@
 """Triton kernels of the fused transfer: rows to host records and back, in one pass.
 
-Both kernels walk *head rows*: (token, K|V, head) in that order, ``DIM`` elements each, ``ROWS`` of
-them a tile. A tile is a dense rectangle for any head count, and a token's K and V records, which
-lie next to each other in a page, are read or written together.
+Both kernels walk *head rows*: (token, K|V, head) in that order, ``DIM`` elements each. A tile is
+``ROWS`` of them, or as many whole tokens as ROWS hold; a token's K and V records, which lie next to
+each other in a page, are read or written together.
 
-Where things lie comes from ``table``, int64 ``[layers, 2, 4]`` on the device: for each layer and
-each of K and V, the device buffer's distance from the pointer ``device`` and its slot stride, in
-elements, and the offsets in the arena of the first code row and the first scale row, in bytes.
-Every offset is 64 bits wide.
+Where rows lie on the device comes from ``table``, int64 ``[layers, 2, 2]`` there: for each layer and
+each of K and V, the buffer's distance from the pointer ``device`` and its slot stride, in elements.
+Where records lie in the arena comes from its planes (hiqcache.record): the offsets of the first
+rows, and how far a layer is from the next, in bytes.
 
 The kernels run under TRITON_INTERPRET=1 too, on CPU tensors.
 """
@@ -33,59 +33,76 @@ _ROUND = tl.constexpr(12582912.0 - 384.0)
 
 
 @triton.jit
-def _placement(table, layer):
-    """A layer's entries of ``table``: four of K, then four of V."""
-    k = table + layer * 8
-    v = k + 4
-    return (
-        tl.load(k), tl.load(k + 1), tl.load(k + 2), tl.load(k + 3),
-        tl.load(v), tl.load(v + 1), tl.load(v + 2), tl.load(v + 3),
-    )  # fmt: skip
+def _rows_of_tile(HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """Of each of a tile's rows: its token within the tile, 1 if it is of V, its head."""
+    row = tl.arange(0, ROWS)
+    return row // (2 * HEADS), row // HEADS % 2, row % HEADS
 
 
 @triton.jit
-def _load_slots(tile, tokens, slots, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """The slot of each of a tile's rows; 0 where there is none."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    return tl.load(slots + row // (2 * HEADS), mask=row < tokens * (2 * HEADS), other=0)
+def _live(tile, token, tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """Which of a tile's rows exist; the rows' index in the slots."""
+    TOKENS: tl.constexpr = ROWS // (2 * HEADS)
+    index = tile * TOKENS + token
+    live = index < tokens
+    if TOKENS * 2 * HEADS != ROWS:
+        live &= token < TOKENS
+    return live, index
 
 
 @triton.jit
-def _locate(
-    tile,
-    tokens,
-    placement,
-    host_slot,
-    device_slot,
-    HEADS: tl.constexpr,
+def _load_slots(
+    tile, token, tokens, host_slots, device_slots, HEADS: tl.constexpr, ROWS: tl.constexpr
+):
+    """The host and the device slot of each of a tile's rows; 0 where there is none."""
+    live, index = _live(tile, token, tokens, HEADS, ROWS)
+    host = tl.load(host_slots + index, mask=live, other=0)
+    device = tl.load(device_slots + index, mask=live, other=0)
+    # Half the registers; there are fewer than 2^31.
+    return host.to(tl.int32), device.to(tl.int32)
+
+
+@triton.jit
+def _record_offsets(
+    layer,
+    is_v,
+    head,
+    slot,
+    k_codes,
+    v_codes,
+    k_scales,
+    v_scales,
+    code_layer_stride,
+    scale_layer_stride,
     DIM: tl.constexpr,
-    ROWS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     CODE_PAGE_STRIDE: tl.constexpr,
     CODE_SLOT_STRIDE: tl.constexpr,
     SCALE_PAGE_STRIDE: tl.constexpr,
     SCALE_SLOT_STRIDE: tl.constexpr,
-    DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
 ):
-    """Which of a tile's ROWS exist, and the offsets of their rows, codes and scales."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    live = row < tokens * (2 * HEADS)
-    head = row % HEADS
-    is_k = row // HEADS % 2 == 0
-    page = host_slot // PAGE_SIZE
-    in_page = host_slot % PAGE_SIZE
-
-    k_rows, k_stride, k_codes, k_scales, v_rows, v_stride, v_codes, v_scales = placement
-    rows = tl.where(is_k, k_rows + device_slot * k_stride, v_rows + device_slot * v_stride)
-    # Hinted before the head is added: for one head, that sum folds away and its hint with it.
-    rows = tl.multiple_of(rows, [DEVICE_ALIGN]) + head * DIM
-    codes = tl.where(is_k, k_codes, v_codes)
+    """Where the codes and the scale of each row lie in the arena."""
+    page = (slot // PAGE_SIZE).to(tl.int64)
+    in_page = slot % PAGE_SIZE
+    layer = layer.to(tl.int64)
+    codes = tl.where(is_v == 1, v_codes, k_codes) + layer * code_layer_stride
     codes += page * CODE_PAGE_STRIDE + in_page * CODE_SLOT_STRIDE + head * DIM
     codes = tl.multiple_of(codes, [CODE_ALIGN])
-    scales = tl.where(is_k, k_scales, v_scales)
+    scales = tl.where(is_v == 1, v_scales, k_scales) + layer * scale_layer_stride
     scales += page * SCALE_PAGE_STRIDE + in_page * SCALE_SLOT_STRIDE + head * 2
-    return live, rows, codes, scales
+    return codes, scales
+
+
+@triton.jit
+def _row_offsets(
+    table, layer, is_v, head, slot, live, DIM: tl.constexpr, DEVICE_ALIGN: tl.constexpr
+):
+    """Where each row lies on the device."""
+    place = table + layer * 4 + is_v * 2
+    base, stride = tl.load(place, mask=live, other=0), tl.load(place + 1, mask=live, other=0)
+    # Hinted before the head is added: for one head, that sum folds away and its hint with it.
+    return tl.multiple_of(base + slot * stride, [DEVICE_ALIGN]) + head * DIM
 
 
 @triton.jit
@@ -142,14 +159,25 @@ def _to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
     return values.to(dtype)
 
 
-@triton.jit(do_not_specialize=["host_slots", "device_slots", "tokens"])
+@triton.jit(
+    do_not_specialize=[
+        "host_slots", "device_slots", "tokens",
+        "k_codes", "v_codes", "k_scales", "v_scales", "code_layer_stride", "scale_layer_stride",
+    ]
+)  # fmt: skip
 def backup(
     arena,
     device,
     table,
+    matrix,
+    k_codes,
+    v_codes,
+    k_scales,
+    v_scales,
+    code_layer_stride,
+    scale_layer_stride,
     host_slots,
     device_slots,
-    matrix,
     tokens,
     LAYERS: tl.constexpr,
     LAYER_INNER: tl.constexpr,
@@ -175,7 +203,9 @@ def backup(
     if ROTATE:
         index = tl.arange(0, DIM)
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
-    tiles = tl.cdiv(tokens * (2 * HEADS), ROWS)
+    token, is_v, head = _rows_of_tile(HEADS, ROWS)
+    TOKENS: tl.constexpr = ROWS // (2 * HEADS)
+    tiles = tl.cdiv(tokens, TOKENS)
     for item in range(tl.program_id(0), tiles * LAYERS, tl.num_programs(0)):
         if LAYER_INNER:
             layer = item % LAYERS
@@ -183,12 +213,16 @@ def backup(
         else:
             layer = item // tiles
             tile = item % tiles
-        host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
-        device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
-        live, rows_at, codes_at, scales_at = _locate(
-            tile, tokens, _placement(table, layer), host_slot, device_slot,
-            HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-            SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
+        live = _live(tile, token, tokens, HEADS, ROWS)[0]
+        host_slot, device_slot = _load_slots(
+            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+        )
+        rows_at = _row_offsets(table, layer, is_v, head, device_slot, live, DIM, DEVICE_ALIGN)
+        codes_at, scales_at = _record_offsets(
+            layer, is_v, head, host_slot,
+            k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+            DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
+            SCALE_SLOT_STRIDE, CODE_ALIGN,
         )  # fmt: skip
         inside = live[:, None] & (column < DIM)
         values = tl.load((device + rows_at)[:, None] + column, mask=inside, other=0.0)
@@ -202,16 +236,9 @@ def backup(
 
 
 @triton.jit
-def _load_tile(
-    item,
-    tiles,
-    arena,
-    table,
-    host_slot,
-    device_slot,
-    tokens,
-    layer,
-    layers,
+def _read_tile(
+    arena, layer, end, tile, token, is_v, head, host_slot, tokens,
+    k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
@@ -221,39 +248,72 @@ def _load_tile(
     CODE_SLOT_STRIDE: tl.constexpr,
     SCALE_PAGE_STRIDE: tl.constexpr,
     SCALE_SLOT_STRIDE: tl.constexpr,
-    DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
-):
-    """The records of a tile of a restore, and which rows they are; no row beyond the last item."""
-    index, tile = _layer_and_tile(item, tiles, layers)
-    live, rows_at, codes_at, scales_at = _locate(
-        tile, tokens, _placement(table, layer + index), host_slot, device_slot,
-        HEADS, DIM, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
+):  # fmt: skip
+    """The codes and the scales' bits of a tile of a restore; none from layer ``end`` on."""
+    live = _live(tile, token, tokens, HEADS, ROWS)[0] & (layer < end)
+    codes_at, scales_at = _record_offsets(
+        layer, is_v, head, host_slot,
+        k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+        DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
+        SCALE_SLOT_STRIDE, CODE_ALIGN,
     )  # fmt: skip
-    codes, bits = _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
-    return live, rows_at, codes, bits
+    return _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
 
 
 @triton.jit
-def _layer_and_tile(item, tiles, layers):
-    """Items are tiles, layer by layer; those beyond the last are tiles that have no rows."""
-    index = tl.minimum(item // tl.maximum(tiles, 1), layers - 1)
-    return index, item - index * tiles
+def _write_tile(
+    device, table, layer, end, tile, token, is_v, head, device_slot, tokens, rotation, codes, bits,
+    LARGEST: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEVICE_ALIGN: tl.constexpr,
+    ROTATE: tl.constexpr,
+):  # fmt: skip
+    """Decodes what ``_read_tile`` read."""
+    live = _live(tile, token, tokens, HEADS, ROWS)[0] & (layer < end)
+    rows_at = _row_offsets(table, layer, is_v, head, device_slot, live, DIM, DEVICE_ALIGN)
+    values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
+    scale = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
+    column = tl.arange(0, DIM_BLOCK)[None, :]
+    tl.store((device + rows_at)[:, None] + column, rows, mask=live[:, None] & (column < DIM))
 
 
-@triton.jit(do_not_specialize=["host_slots", "device_slots", "tokens", "layer", "layers"])
+@triton.jit
+def _next_tile(layer, tile, tiles, step):
+    """The tile ``step`` further, layer after layer; ``step`` is at most ``tiles``."""
+    tile += step
+    over = tile >= tiles
+    return tl.where(over, layer + 1, layer), tl.where(over, tile - tiles, tile)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "host_slots", "device_slots", "tokens", "layer", "layers",
+        "k_codes", "v_codes", "k_scales", "v_scales", "code_layer_stride", "scale_layer_stride",
+    ]
+)  # fmt: skip
 def restore(
     arena,
     device,
     table,
+    matrix,
+    k_codes,
+    v_codes,
+    k_scales,
+    v_scales,
+    code_layer_stride,
+    scale_layer_stride,
     host_slots,
     device_slots,
-    matrix,
     tokens,
     layer,
     layers,
     LARGEST: tl.constexpr,
+    AHEAD: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
@@ -267,44 +327,58 @@ def restore(
     CODE_ALIGN: tl.constexpr,
     ROTATE: tl.constexpr,
 ):
-    """Decodes the records ``host_slots`` of ``layers`` layers from ``layer`` on into the rows
-    ``device_slots``.
+    """Decodes records ``host_slots`` of ``layers`` layers from ``layer`` on into ``device_slots``.
 
     ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
-    whole numbers below 2^24, exact in any order.
+    whole numbers below 2^24, exact in any order. At most as many programs as a layer has tiles.
+
+    Host memory is 2 to 3 us away, so a program reads AHEAD tiles before the one that it decodes.
+    They stay in registers: the loop's body takes AHEAD + 1 tiles, so that none has to move to
+    another register, for which it would have to be there.
     """
-    column = tl.arange(0, DIM_BLOCK)[None, :]
     if ROTATE:
         index = tl.arange(0, DIM)
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
-    tiles = tl.cdiv(tokens * (2 * HEADS), ROWS)
+    else:
+        rotation = 0
+    token, is_v, head = _rows_of_tile(HEADS, ROWS)
+    TOKENS: tl.constexpr = ROWS // (2 * HEADS)
+    tiles = tl.cdiv(tokens, TOKENS)
     first, step = tl.program_id(0), tl.num_programs(0)
+    end = layer + layers
 
-    # A tile's slots are read two tiles ahead of it, its records one.
-    tile = _layer_and_tile(first, tiles, layers)[1]
-    host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
-    device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
-    live, rows_at, codes, bits = _load_tile(
-        first, tiles, arena, table, host_slot, device_slot, tokens, layer, layers,
-        HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
-    )  # fmt: skip
-    tile = _layer_and_tile(first + step, tiles, layers)[1]
-    host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
-    device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
-    for item in range(first, tiles * layers, step):
-        next_live, next_rows_at, next_codes, next_bits = _load_tile(
-            item + step, tiles, arena, table, host_slot, device_slot, tokens, layer, layers,
+    # The tile to be read next, with its slots, which are read one tile earlier.
+    tile = first
+    host_slot, device_slot = _load_slots(tile, token, tokens, host_slots, device_slots, HEADS, ROWS)
+    under_way = ()
+    for _ in tl.static_range(AHEAD):
+        codes, bits = _read_tile(
+            arena, layer, end, tile, token, is_v, head, host_slot, tokens,
+            k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
             HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-            SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, DEVICE_ALIGN, CODE_ALIGN,
+            SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
         )  # fmt: skip
-        tile = _layer_and_tile(item + 2 * step, tiles, layers)[1]
-        host_slot = _load_slots(tile, tokens, host_slots, HEADS, ROWS)
-        device_slot = _load_slots(tile, tokens, device_slots, HEADS, ROWS)
-
-        values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
-        scale = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
-        at = (device + rows_at)[:, None] + column
-        tl.store(at, rows, mask=live[:, None] & (column < DIM))
-        live, rows_at, codes, bits = next_live, next_rows_at, next_codes, next_bits
+        under_way += ((layer, tile, device_slot, codes, bits),)
+        layer, tile = _next_tile(layer, tile, tiles, step)
+        host_slot, device_slot = _load_slots(
+            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+        )
+    for _ in range(first, tiles * layers, (AHEAD + 1) * step):
+        for _ in tl.static_range(AHEAD + 1):
+            codes, bits = _read_tile(
+                arena, layer, end, tile, token, is_v, head, host_slot, tokens,
+                k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+                HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+                SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
+            )  # fmt: skip
+            under_way += ((layer, tile, device_slot, codes, bits),)
+            layer, tile = _next_tile(layer, tile, tiles, step)
+            host_slot, device_slot = _load_slots(
+                tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+            )
+            now = under_way[0]
+            under_way = under_way[1:]
+            _write_tile(
+                device, table, now[0], end, now[1], token, is_v, head, now[2], tokens, rotation,
+                now[3], now[4], LARGEST, HEADS, DIM, DIM_BLOCK, ROWS, DEVICE_ALIGN, ROTATE,
+            )  # fmt: skip

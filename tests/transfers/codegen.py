@@ -41,8 +41,10 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
         "device_slots": "*i64",
         "matrix": "*bf16" if rotates else "*i64",
     }
+    counts = dict.fromkeys(("tokens", "layer", "layers"), "i32")
     signature = {
-        name: "constexpr" if name in given else pointers.get(name, "i32") for name in names
+        name: "constexpr" if name in given else (pointers | counts).get(name, "i64")
+        for name in names
     }
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]

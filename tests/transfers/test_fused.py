@@ -23,6 +23,7 @@ BASE = Shape()
 SHAPES = {
     "qwen3": BASE.but(heads=8, dim=128),
     "smollm2": BASE.but(heads=3, dim=64, layers=3),
+    "forty heads": BASE.but(heads=40, dim=128, layers=1),
     "one head": BASE.but(heads=1, dim=128, page_size=16),
     "dim 80": BASE.but(dim=80),
     "dim 96": BASE.but(dim=96, heads=5, page_size=64, order="layer_first"),
@@ -193,9 +194,12 @@ def test_no_tokens_is_no_work(codec: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 48])
-@pytest.mark.parametrize("launch", [Launch(1024, 3, 4), Launch(2048, 64, 8)])
+@pytest.mark.parametrize(
+    "launch",
+    [Launch(1024, 3, 4, 0), Launch(1024, 5, 4, 1), Launch(1024, 4, 4, 3), Launch(2048, 64, 8, 2)],
+)
 def test_any_launch_moves_the_same(launch: Launch, tokens: int, device: torch.device) -> None:
-    pool = Pool(BASE.but(heads=3), device).fill(4)
+    pool = Pool(BASE.but(heads=3, layers=8), device).fill(4)
     reference, expected = pool.reference()
     host, rows = pool.indices(tokens)
     transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, launch, launch)
