@@ -4,16 +4,16 @@ Both kernels walk *head rows*: (token, K|V, head) in that order, ``DIM`` element
 ``ROWS`` of them, or as many whole tokens as ROWS hold; a token's K and V records, which lie next to
 each other in a page, are read or written together.
 
-Where rows lie on the device comes from ``table``, int64 ``[layers, 2, 2]`` there: for each layer and
-each of K and V, the buffer's distance from the pointer ``device`` and its slot stride, in elements.
-Where records lie in the arena comes from its planes (hiqcache.record): the offsets of the first
-rows, and how far a layer is from the next, in bytes.
+Where rows lie on the device comes from ``table``, int64 ``[layers, 2, 2]`` there: for each layer
+and each of K and V, the buffer's distance from the pointer ``device`` and its slot stride, in
+elements. Where records lie in the arena comes from its planes (hiqcache.record): the offsets of the
+first rows, and how far a layer is from the next, in bytes.
 
 The kernels run under TRITON_INTERPRET=1 too, on CPU tensors.
 """
 
 # Triton's kernels are not typed Python.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment, misc"
 
 from __future__ import annotations
 
