@@ -61,22 +61,21 @@ class Tile(NamedTuple):
 
 #: Numbers of programs by tile.
 GRID: dict[Tile, tuple[int, ...]] = {
-    Tile("int8", "backup", 8192, 8): (4, 5, 6, 8, 10),
-    Tile("int8", "backup", 16384, 16): (3, 4, 5, 6),
-    Tile("int8-rot", "backup", 8192, 8): (6, 8, 10, 12, 16),
-    Tile("int8-rot", "backup", 16384, 16): (4, 6, 8, 10, 12),
-    Tile("int8", "restore", 8192, 8, 3): (4, 6, 8),
-    Tile("int8", "restore", 8192, 16, 3): (4, 5, 6, 8),
-    Tile("int8", "restore", 16384, 16, 1): (4, 5, 6, 8),
-    Tile("int8", "restore", 16384, 16, 2): (3, 4, 5, 6),
-    Tile("int8", "restore", 16384, 16, 3): (2, 3, 4, 5),
-    Tile("int8", "restore", 16384, 32, 1): (3, 4, 5, 6),
-    Tile("int8", "restore", 16384, 32, 2): (2, 3, 4, 5),
-    Tile("int8-rot", "restore", 4096, 8, 3): (6, 8, 12),
-    Tile("int8-rot", "restore", 8192, 8, 1): (6, 8, 10, 12),
-    Tile("int8-rot", "restore", 8192, 8, 2): (4, 6, 8, 10),
-    Tile("int8-rot", "restore", 8192, 16, 2): (4, 5, 6, 8),
-    Tile("int8-rot", "restore", 8192, 8, 3): (4, 6, 8),
+    Tile("int8", "backup", 8192, 8): (6, 7, 8, 9, 10),
+    Tile("int8", "backup", 16384, 16): (4, 5, 6),
+    Tile("int8-rot", "backup", 8192, 8): (8, 12, 14, 16),
+    Tile("int8-rot", "backup", 16384, 16): (8, 10, 12),
+    Tile("int8", "restore", 16384, 32, 1): (4, 6, 7, 8, 10),
+    Tile("int8", "restore", 16384, 16, 1): (6, 8, 10, 12),
+    Tile("int8", "restore", 8192, 16, 1): (10, 12, 16, 20),
+    Tile("int8", "restore", 8192, 8, 1): (12, 16, 20),
+    Tile("int8", "restore", 16384, 32, 0): (8, 10, 12),
+    Tile("int8", "restore", 32768, 32, 0): (4, 5, 6),
+    Tile("int8", "restore", 16384, 32, 2): (4, 8),
+    Tile("int8-rot", "restore", 8192, 8, 0): (16, 20, 24),
+    Tile("int8-rot", "restore", 8192, 8, 1): (12, 16, 20),
+    Tile("int8-rot", "restore", 8192, 16, 1): (8, 12, 16),
+    Tile("int8-rot", "restore", 16384, 16, 0): (8, 10, 12),
 }
 
 

@@ -36,13 +36,13 @@ class Launch(NamedTuple):
 # how fast it is and how much a decode step beside it loses; more of them gain little and cost
 # much. Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as
 # four of 8. int8-rot's warps decode together, and larger programs wait longer.
-BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(16384, 12, 16)}
-RESTORE = {"int8": Launch(16384, 4, 32, 2), "int8-rot": Launch(8192, 6, 8, 2)}
+BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
+RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
 
-#: Tokens times layers of a restore's launch, at most (if it has more than one layer): a layer waits
-#: for the others in its launch, and that must be less than the model's time for them.
-GROUP_TOKENS = 8192
-GROUP_LAYERS = 4
+#: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
+#: of Qwen3-8B's on an H200. A layer waits for the others of its launch, and compute beside it for
+#: its multiprocessors: launches of 8,192 slowed a GEMM 1.28x where these slow it 1.05x.
+LAUNCH_TOKENS = 2048
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
@@ -82,11 +82,10 @@ class FusedTransfer(Transfer):
     """Reads and writes pinned host memory from the kernels; holds no staging memory.
 
     Serves codecs int8 and int8-rot, any number of heads, a head_dim that is a multiple of 16, and
-    packed or padded records in any layout. One launch for a backup. A launch of a restore is idle
-    on PCIe for as long as it starts and ends, 8 us of the 90 that a layer of 2,048 tokens takes on
-    an H200, so one serves several layers: the first alone, then two, then four, the later ones
-    before they are asked for (GROUP_TOKENS). The kernels are compiled here, so that no transfer
-    waits for a compiler.
+    packed or padded records in any layout. One launch for a backup, one a layer for a long restore.
+    The launches of a short one would take longer than its bytes, so a launch serves more and more
+    layers there, some before they are asked for (LAUNCH_TOKENS). The kernels are compiled here, so
+    that no transfer waits for a compiler.
 
     Indices on the CPU are sent through pinned memory; the layers of a restore share one copy.
     Indices on the device must live until the stream has passed (SGLang records its index tensors
@@ -177,8 +176,8 @@ class FusedTransfer(Transfer):
         self._restoring = run if layer + 1 < len(self.device_k) else None
         if layer < run.served:
             return
-        fitting = GROUP_TOKENS // len(host_indices)
-        run.group = max(min(2 * run.group, fitting, GROUP_LAYERS, len(self.device_k) - layer), 1)
+        fitting = LAUNCH_TOKENS // len(host_indices)
+        run.group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
         run.served += run.group
         host = self._indices.send("restore host", host_indices)
         device = self._indices.send("restore device", device_indices)

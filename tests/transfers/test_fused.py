@@ -243,7 +243,7 @@ def test_a_launch_of_a_restore_serves_one_layer_then_two_then_four(
     for layer in range(13):
         transfer.restore(layer, host, rows)
         held.append(len(_restored(pool)))
-    assert held == [1, 3, 3, 7, 7, 7, 7, 11, 11, 11, 11, 13, 13]
+    assert held == [1, 3, 3, 7, 7, 7, 7, 13, 13, 13, 13, 13, 13]
     reference = TorchTransfer(expected.codec, expected.arena, expected.k, expected.v)
     expected.restore_all(reference, host.cpu(), rows.cpu())
     torch.testing.assert_close(pool.rows(), expected.rows(), rtol=0, atol=0, equal_nan=True)
@@ -288,8 +288,8 @@ def test_a_restore_that_begins_again_reads_again(device: torch.device) -> None:
 def test_long_restores_are_launched_layer_by_layer(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a layer takes as long as the model's own work on it, none waits for another."""
-    monkeypatch.setattr("hiqcache.transfers.fused.GROUP_TOKENS", 50)
+    """Where a layer takes long by itself, none waits for another."""
+    monkeypatch.setattr("hiqcache.transfers.fused.LAUNCH_TOKENS", 50)
     pool, _ = _stored_pool(BASE.but(layers=6), device)
     transfer = fused(pool)
     for tokens, want in ((26, [1, 2, 3]), (25, [1, 3, 3])):
