@@ -56,26 +56,20 @@ class Tile(NamedTuple):
     direction: Direction
     elements: int
     warps: int
-    ahead: int = 0
 
 
 #: Numbers of programs by tile.
 GRID: dict[Tile, tuple[int, ...]] = {
-    Tile("int8", "backup", 8192, 8): (6, 7, 8, 9, 10),
+    Tile("int8", "backup", 8192, 8): (6, 8, 10),
     Tile("int8", "backup", 16384, 16): (4, 5, 6),
-    Tile("int8-rot", "backup", 8192, 8): (8, 12, 14, 16),
+    Tile("int8-rot", "backup", 8192, 8): (8, 12, 16),
     Tile("int8-rot", "backup", 16384, 16): (8, 10, 12),
-    Tile("int8", "restore", 16384, 32, 1): (4, 6, 7, 8, 10),
-    Tile("int8", "restore", 16384, 16, 1): (6, 8, 10, 12),
-    Tile("int8", "restore", 8192, 16, 1): (10, 12, 16, 20),
-    Tile("int8", "restore", 8192, 8, 1): (12, 16, 20),
-    Tile("int8", "restore", 16384, 32, 0): (8, 10, 12),
-    Tile("int8", "restore", 32768, 32, 0): (4, 5, 6),
-    Tile("int8", "restore", 16384, 32, 2): (4, 8),
-    Tile("int8-rot", "restore", 8192, 8, 0): (16, 20, 24),
-    Tile("int8-rot", "restore", 8192, 8, 1): (12, 16, 20),
-    Tile("int8-rot", "restore", 8192, 16, 1): (8, 12, 16),
-    Tile("int8-rot", "restore", 16384, 16, 0): (8, 10, 12),
+    Tile("int8", "restore", 8192, 8): (16, 20),
+    Tile("int8", "restore", 8192, 16): (12, 16, 20),
+    Tile("int8", "restore", 16384, 16): (8, 12),
+    Tile("int8", "restore", 16384, 32): (4, 6, 8, 10),
+    Tile("int8-rot", "restore", 8192, 8): (12, 16, 20),
+    Tile("int8-rot", "restore", 16384, 16): (8, 10, 12),
 }
 
 
@@ -87,7 +81,7 @@ def transfer(
     layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM))
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
-    launch = Launch(tile.elements, programs, tile.warps, tile.ahead)
+    launch = Launch(tile.elements, programs, tile.warps)
     backup, restore = (
         launch if tile.direction == way else usual[tile.codec]
         for way, usual in (("backup", BACKUP), ("restore", RESTORE))

@@ -19,23 +19,19 @@ from hiqcache.transfers.indices import IndexSender
 
 
 class Launch(NamedTuple):
-    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each.
-
-    ahead: tiles that each program of a restore reads before the one that it decodes.
-    """
+    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each."""
 
     elements: int
     programs: int
     warps: int
-    ahead: int = 1
 
 
-# Chosen on H200 machines with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py); what they
-# reach is in results/h200/transfers.json. Backup: more programs pile up writes that slow a GEMM
-# on the other multiprocessors; fewer leave PCIe idle. Restore: the bytes in flight decide both
-# how fast it is and how much a decode step beside it loses; more of them gain little and cost
-# much. Where each warp decodes alone (int8), one program of 32 warps keeps as much in flight as
-# four of 8. int8-rot's warps decode together, and larger programs wait longer.
+# Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
+# results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
+# multiprocessors; fewer leave PCIe idle. Restore: the bytes in flight decide both how fast it is
+# and how much a decode step beside it loses; more of them gain little and cost much. int8's warps
+# decode alone, so that one program of 32 keeps as much in flight as four of 8; int8-rot's decode
+# together, and larger programs wait longer.
 BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
 RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
 
@@ -139,7 +135,6 @@ class FusedTransfer(Transfer):
         )
         decode: dict[str, Any] = {
             "LARGEST": torch.finfo(self._dtype).max,
-            "AHEAD": restore.ahead,
         }
         if not geometry["ROTATE"]:
             # A thread that reads as many codes as it writes elements trades none with others, so

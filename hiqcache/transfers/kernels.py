@@ -13,7 +13,7 @@ The kernels run under TRITON_INTERPRET=1 too, on CPU tensors.
 """
 
 # Triton's kernels are not typed Python.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -313,7 +313,6 @@ def restore(
     layer,
     layers,
     LARGEST: tl.constexpr,
-    AHEAD: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
@@ -331,10 +330,6 @@ def restore(
 
     ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
     whole numbers below 2^24, exact in any order. At most as many programs as a layer has tiles.
-
-    Host memory is 2 to 3 us away, so a program reads AHEAD tiles before the one that it decodes.
-    They stay in registers: the loop's body takes AHEAD + 1 tiles, so that none has to move to
-    another register, for which it would have to be there.
     """
     if ROTATE:
         index = tl.arange(0, DIM)
@@ -347,38 +342,33 @@ def restore(
     first, step = tl.program_id(0), tl.num_programs(0)
     end = layer + layers
 
-    # The tile to be read next, with its slots, which are read one tile earlier.
+    # A tile's slots are read two tiles ahead of it, its records one.
     tile = first
     host_slot, device_slot = _load_slots(tile, token, tokens, host_slots, device_slots, HEADS, ROWS)
-    under_way = ()
-    for _ in tl.static_range(AHEAD):
-        codes, bits = _read_tile(
-            arena, layer, end, tile, token, is_v, head, host_slot, tokens,
+    codes, bits = _read_tile(
+        arena, layer, end, tile, token, is_v, head, host_slot, tokens,
+        k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+        HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
+        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
+    )  # fmt: skip
+    next_layer, next_tile = _next_tile(layer, tile, tiles, step)
+    next_host, next_device = _load_slots(
+        next_tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+    )
+    for _ in range(first, tiles * layers, step):
+        next_codes, next_bits = _read_tile(
+            arena, next_layer, end, next_tile, token, is_v, head, next_host, tokens,
             k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
             HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
             SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
         )  # fmt: skip
-        under_way += ((layer, tile, device_slot, codes, bits),)
-        layer, tile = _next_tile(layer, tile, tiles, step)
-        host_slot, device_slot = _load_slots(
-            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+        _write_tile(
+            device, table, layer, end, tile, token, is_v, head, device_slot, tokens, rotation,
+            codes, bits, LARGEST, HEADS, DIM, DIM_BLOCK, ROWS, DEVICE_ALIGN, ROTATE,
+        )  # fmt: skip
+        layer, tile, device_slot = next_layer, next_tile, next_device
+        codes, bits = next_codes, next_bits
+        next_layer, next_tile = _next_tile(layer, tile, tiles, step)
+        next_host, next_device = _load_slots(
+            next_tile, token, tokens, host_slots, device_slots, HEADS, ROWS
         )
-    for _ in range(first, tiles * layers, (AHEAD + 1) * step):
-        for _ in tl.static_range(AHEAD + 1):
-            codes, bits = _read_tile(
-                arena, layer, end, tile, token, is_v, head, host_slot, tokens,
-                k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-                HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-                SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
-            )  # fmt: skip
-            under_way += ((layer, tile, device_slot, codes, bits),)
-            layer, tile = _next_tile(layer, tile, tiles, step)
-            host_slot, device_slot = _load_slots(
-                tile, token, tokens, host_slots, device_slots, HEADS, ROWS
-            )
-            now = under_way[0]
-            under_way = under_way[1:]
-            _write_tile(
-                device, table, now[0], end, now[1], token, is_v, head, now[2], tokens, rotation,
-                now[3], now[4], LARGEST, HEADS, DIM, DIM_BLOCK, ROWS, DEVICE_ALIGN, ROTATE,
-            )  # fmt: skip
