@@ -32,8 +32,8 @@ class Launch(NamedTuple):
 # and how much a decode step beside it loses; more of them gain little and cost much. int8's warps
 # decode alone, so that one program of 32 keeps as much in flight as four of 8; int8-rot's decode
 # together, and larger programs wait longer.
-BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
-RESTORE = {"int8": Launch(16384, 8, 32), "int8-rot": Launch(8192, 16, 8)}
+BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(8192, 16, 8)}
+RESTORE = {"int8": Launch(8192, 20, 16), "int8-rot": Launch(8192, 20, 8)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch, and compute beside it for
