@@ -53,6 +53,7 @@ DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": 
 #: Prompts of a warm-up, visited twice: enough to leave L1 and be restored in full batches.
 WARM_UP_GROUPS = 12
 WARM_UP_SEED = 10_000
+WARM_UP_BATCHES = 8
 
 SETTLED_WITHIN_S = 10.0
 
@@ -256,11 +257,19 @@ async def _run_all(
 
 
 async def warm_up(client: Client, point: Point) -> None:
-    """Compile kernels and fill buffers: a few prompts, visited until they are restored."""
+    """Compile kernels and fill buffers: a few prompts, visited until they are restored.
+
+    Then the point's own requests, some batches long: kernels are compiled anew for some shapes of a
+    batch, which took half a second in the middle of a measured run.
+    """
     groups = min(WARM_UP_GROUPS, point.groups)
-    fill, _ = replace(point, groups=groups, fill=True, requests=1).prompts(WARM_UP_SEED)
+    requests = WARM_UP_BATCHES * point.concurrency
+    fill, as_measured = replace(point, groups=groups, fill=True, requests=requests).prompts(
+        WARM_UP_SEED
+    )
     for _ in range(2):
         await closed_loop(client, fill, max(2, point.output), point.concurrency)
+    await closed_loop(client, as_measured, point.output, point.concurrency)
 
 
 async def _run(
