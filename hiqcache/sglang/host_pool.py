@@ -149,7 +149,14 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         buffer_info: MHABufferInfo,
         write_back_staging: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        """Build the transfer in place of the stock pool's views; its staging stays unused."""
+        """Build the transfer in place of the stock pool's views.
+
+        Staging that SGLang has set aside stays unused, and is kept where the stock pool keeps it,
+        so that the metrics see it (the plug-in has none set aside).
+        """
+        staging = write_back_staging or (None, None)
+        self.staging_k_buffer: torch.Tensor | None = staging[0]
+        self.staging_v_buffer: torch.Tensor | None = staging[1]
         self.transfer = build_transfer(
             self.transfer_name,
             self.codec,

@@ -292,8 +292,9 @@ def labels_of(pool: Any) -> PoolLabels:
 
 
 def staging_bytes(pool: Any) -> int:
-    """GPU memory that the transfers of ``pool`` hold for staging."""
-    if isinstance(pool, MHATokenToKVPoolHostINT8):
-        return pool.transfer.staging_bytes
+    """GPU memory held for staging by the transfers of ``pool``, and by SGLang for it."""
     buffers = (getattr(pool, f"staging_{side}_buffer", None) for side in "kv")
-    return sum(buffer.nbytes for buffer in buffers if buffer is not None)
+    held: int = sum(buffer.nbytes for buffer in buffers if buffer is not None)
+    if isinstance(pool, MHATokenToKVPoolHostINT8):
+        held += pool.transfer.staging_bytes
+    return held

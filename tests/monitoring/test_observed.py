@@ -238,3 +238,11 @@ def test_labels_name_codec_transfer_pool_model_and_rank(watched: Watched) -> Non
     quantised = isinstance(watched.pool, MHATokenToKVPoolHostINT8)
     assert labels[:2] == (("int8", "torch") if quantised else ("bf16", "copy"))
     assert labels[2:] == ("kv", "1", "0", "0", "m")
+
+
+def test_staging_that_sglang_set_aside_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a 0 on a GPU says that the plug-in's hook has left it out."""
+    monkeypatch.setenv("HIQCACHE_CODEC", "int8")
+    given = (torch.zeros(8, 16), torch.zeros(8, 16))
+    assert module.staging_bytes(host_pool(buffer_info(), write_back_staging=given)) == 1024
+    assert module.staging_bytes(host_pool(buffer_info())) == 0
