@@ -121,8 +121,6 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
     def beside(name: str, load: Callable[[], object]) -> float:
         return statistics.median(compute_ms(computes[name], load, side)[0] for _ in range(ROUNDS))
 
-    alone = {name: beside(name, lambda: None) for name in computes}
-
     def measured(contender: Contender, direction: Direction) -> dict[str, Any]:
         sets = {slots: index_sets(TOKENS, slots, contender.slots) for slots in ORDERS}
         times: dict[str, list[float]] = {slots: [] for slots in ORDERS}
@@ -133,12 +131,11 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
                     times[slots].append(taken)
         ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
 
-        slowdowns = {
-            f"{name}_slowdown": round(
-                beside(name, queued(contender, direction, sets["sequential"][0], taken)) / taken, 3
-            )
-            for name, taken in alone.items()
-        }
+        slowdowns = {}
+        for name in computes:
+            alone = beside(name, lambda: None)
+            load = queued(contender, direction, sets["sequential"][0], alone)
+            slowdowns[f"{name}_slowdown"] = round(beside(name, load) / alone, 3)
         return ms | slowdowns
 
     slots = tokens_in_gigabytes(POOL_GB, 2 * LAYERS * HEADS * HEAD_DIM * 2)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import triton
+from triton.runtime.errors import OutOfResources
 
 from hiqcache.codecs.base import DTYPES, Codec
 from hiqcache.codecs.int8 import SCALE_MIN
@@ -29,15 +30,14 @@ class Launch(NamedTuple):
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
 # results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
 # multiprocessors; fewer leave PCIe idle. Restore: the bytes in flight decide both how fast it is
-# and how much a decode step beside it loses; more of them gain little and cost much. int8's warps
-# decode alone, so that one program of 32 keeps as much in flight as four of 8; int8-rot's decode
-# together, and larger programs wait longer.
+# and how much a decode step beside it loses; more of them gain little and cost much. int8-rot's
+# warps decode together, and larger programs wait longer.
 BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(8192, 16, 8)}
 RESTORE = {"int8": Launch(8192, 20, 16), "int8-rot": Launch(8192, 20, 8)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch, and compute beside it for
-#: its multiprocessors: launches of 8,192 slowed a GEMM 1.28x where these slow it 1.05x.
+#: the launch's multiprocessors.
 LAUNCH_TOKENS = 2048
 
 #: The widest access of a GPU thread, in bytes.
@@ -163,23 +163,27 @@ class FusedTransfer(Transfer):
         if len(host_indices) == 0:
             return
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        run = self._restoring
+        run, self._restoring = self._restoring, None
         if run is None or not run.is_asked_for(layer, host_indices, device_indices, stream):
             run = _Restore(host_indices, device_indices, stream, layer, layer)
+        if layer == run.served:
+            self._launch_restore(run, layer)
         run.asked = layer
-        # Nothing is kept of a restore that is complete.
-        self._restoring = run if layer + 1 < len(self.device_k) else None
-        if layer < run.served:
-            return
-        fitting = LAUNCH_TOKENS // len(host_indices)
-        run.group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
-        run.served += run.group
-        host = self._indices.send("restore host", host_indices)
-        device = self._indices.send("restore device", device_indices)
+        # Nothing is kept of a restore that is complete, or that has failed.
+        if layer + 1 < len(self.device_k):
+            self._restoring = run
+
+    def _launch_restore(self, run: _Restore, layer: int) -> None:
+        fitting = LAUNCH_TOKENS // len(run.host)
+        group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
+        host = self._indices.send("restore host", run.host)
+        device = self._indices.send("restore device", run.device)
         grid = self._grid(len(host), 1, self._restore_launch)
         self._restore_kernel[grid](
-            *self._restore_arguments(layer, run.group, host, device), *self._restore_constants
+            *self._restore_arguments(layer, group, host, device), *self._restore_constants
         )
+        run.group = group
+        run.served += group
 
     def _backup_arguments(self, host: torch.Tensor, device: torch.Tensor) -> tuple[Any, ...]:
         return (*self._memory(self._encode_matrix), host, device, len(host))
@@ -303,9 +307,15 @@ def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     if kernels.INTERPRETED:
         return kernel
     # One stage: the restore kernel reads ahead by itself, the backup kernel has nothing to gain.
-    compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
-    # The first launch loads the kernel, for which the driver may wait for the device.
-    compiled[(1, 1, 1)](*arguments)
+    try:
+        compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
+        # The first launch loads the kernel, for which the driver may wait for the device.
+        compiled[(1, 1, 1)](*arguments)
+    except OutOfResources as error:
+        raise ValueError(
+            f"transfer fused can't serve this model on this GPU, whose multiprocessors are too "
+            f"small for a token of its rows ({error}): use HIQCACHE_TRANSFER=torch."
+        ) from error
     return compiled
 
 

@@ -6,8 +6,9 @@ MODEL, HICACHE_GB, REPEATS and ARMS in the environment set the defaults of the o
 names. All servers of an experiment are up at once and take load one at a time, in an order that is
 turned round from repeat to repeat; caches are flushed before each run. Every run is a line of
 DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it stopped. A run
-whose server is not what its layout says is kept, marked, left out of every figure, and repeated
-next time; the bench then ends with a non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs
+whose server is not what its layout says, or in which this process itself was held up, is kept,
+marked, left out of every figure, and repeated next time; the bench then ends with a non-zero
+status. With GRAFANA_URL and GRAFANA_TOKEN, the runs
 are marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
@@ -30,8 +31,8 @@ import torch
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment, report
 from loadtest.experiments.arms import ARMS, Arm, arms_named
-from loadtest.experiments.checks import COUNTERS, deltas, reasons_invalid
-from loadtest.experiments.client import BenchError, Client, closed_loop
+from loadtest.experiments.checks import COUNTERS, deltas, reasons_disturbed, reasons_invalid
+from loadtest.experiments.client import BenchError, Client, closed_loop, undisturbed
 from loadtest.experiments.plan import (
     CPU,
     EXPERIMENTS,
@@ -259,8 +260,8 @@ async def _run_all(
 async def warm_up(client: Client, point: Point) -> None:
     """Compile kernels and fill buffers: a few prompts, visited until they are restored.
 
-    Then the point's own requests, some batches long: kernels are compiled anew for some shapes of a
-    batch, which took half a second in the middle of a measured run.
+    Then some batches of the point's own requests. What the server holds after that is kept out of
+    its garbage collections.
     """
     groups = min(WARM_UP_GROUPS, point.groups)
     requests = WARM_UP_BATCHES * point.concurrency
@@ -270,6 +271,7 @@ async def warm_up(client: Client, point: Point) -> None:
     for _ in range(2):
         await closed_loop(client, fill, max(2, point.output), point.concurrency)
     await closed_loop(client, as_measured, point.output, point.concurrency)
+    await client.freeze_gc()
 
 
 async def _run(
@@ -281,8 +283,11 @@ async def _run(
     before = await client.metrics()
     filled, _ = await closed_loop(client, fill, 1, point.concurrency)
     started = time.time()
-    timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
+    async with undisturbed() as held_up:
+        timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
     after = await settled(client)
+    invalid = reasons_invalid(plan, arm, bench.geometry, [*filled, *timings], before, after)
+    invalid += reasons_disturbed(timings, held_up.seconds)
     return {
         "experiment": plan.name,
         "point": point.name,
@@ -304,9 +309,10 @@ async def _run(
         "stock_tokens": bench.scale.stock_tokens(bench.geometry),
         "started": started,
         "seconds": elapsed,
+        "held_up_ms": round(held_up.seconds * 1e3, 3),
         "requests": [timing.as_dict() for timing in timings],
         "metrics": deltas(before, after),
-        "invalid": reasons_invalid(plan, arm, bench.geometry, [*filled, *timings], before, after),
+        "invalid": invalid,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments.arms import Arm
@@ -53,6 +54,17 @@ def reasons_invalid(
     if _delta(before, after, STORED_TOKENS) == 0:
         reasons.append("nothing was stored to L2")
     return reasons
+
+
+def reasons_disturbed(timings: Sequence[Timing], held_up: float) -> list[str]:
+    """Why a run's times are not the server's: the client stood still longer than a usual TTFT.
+
+    ``held_up``: the longest such time, in seconds.
+    """
+    usual = median(timing.ttft for timing in timings)
+    if held_up <= usual:
+        return []
+    return [f"the load generator was held up for {held_up:.3f} s; a usual TTFT is {usual:.3f} s"]
 
 
 def deltas(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

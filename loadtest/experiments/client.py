@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -125,6 +127,15 @@ class Client:
                 raise BenchError(f"/flush_cache: HTTP {response.status}: {answer}")
             await asyncio.sleep(0.2)
 
+    async def freeze_gc(self) -> None:
+        """Have the server's processes leave what they hold out of later garbage collections.
+
+        A full collection stops one for tenths of a second, in a run of a few. Raises BenchError.
+        """
+        async with self._open.post("/freeze_gc") as response:
+            if response.status != 200:
+                raise BenchError(f"/freeze_gc: HTTP {response.status}: {await response.text()}")
+
     async def metrics(self) -> dict[str, float]:
         """The server's counters and gauges; samples of one name summed, buckets left out."""
         async with self._open.get("/metrics") as response:
@@ -154,6 +165,42 @@ def _count(timing: Timing, meta: dict[str, Any], start: float, last: float, now:
         timing.itl += [(now - last) / fresh] * fresh
     timing.output += fresh
     return now
+
+
+@dataclass
+class HeldUp:
+    """The longest time for which this process did not get round to anything, in seconds."""
+
+    seconds: float = 0.0
+
+
+#: How often this process looks whether it is held up.
+_BEAT_S = 0.005
+
+
+@asynccontextmanager
+async def undisturbed() -> AsyncIterator[HeldUp]:
+    """A measurement, without garbage collection, that knows how long this process was held up."""
+    held_up = HeldUp()
+
+    async def beat() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            now = time.perf_counter()
+            held_up.seconds = max(held_up.seconds, now - last - _BEAT_S)
+            last = now
+
+    collected = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    beating = asyncio.create_task(beat())
+    try:
+        yield held_up
+    finally:
+        beating.cancel()
+        if collected:
+            gc.enable()
 
 
 async def closed_loop(

@@ -285,6 +285,23 @@ def test_a_restore_that_begins_again_reads_again(device: torch.device) -> None:
     assert same(pool.rows(), expected.rows())
 
 
+def test_a_launch_that_fails_leaves_no_layer_out(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a caller who goes on all the same, every layer whose call returned is there."""
+    pool, _ = _stored_pool(BASE.but(layers=6), device)
+    transfer = fused(pool)
+    host, rows = pool.indices(8)
+    transfer.restore(0, host, rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "_restore_kernel", {})
+        with pytest.raises(KeyError):
+            transfer.restore(1, host, rows)
+    for layer in range(2, 6):
+        transfer.restore(layer, host, rows)
+    assert _restored(pool) == [0, 2, 3, 4, 5]
+
+
 def test_long_restores_are_launched_layer_by_layer(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
