@@ -15,7 +15,7 @@ def test_it_notices_how_long_it_was_held_up() -> None:
         async with undisturbed() as held_up:
             assert not gc.isenabled()
             await asyncio.sleep(0.05)
-            time.sleep(hold)  # noqa: ASYNC251 as a collection would
+            time.sleep(hold)
             await asyncio.sleep(0.05)
         return held_up.seconds
 
