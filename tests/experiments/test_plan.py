@@ -73,6 +73,14 @@ def test_the_sweep_reaches_from_what_fits_to_what_does_not() -> None:
     assert min(shares) < 0.26
     assert max(shares) > 3.4
     assert {p.prefix for p in plan.points} >= {512, 2048, 16_384}
+    assert {p.repeats for p in plan.points} == {1}
+
+
+def test_the_sweep_repeats_most_where_all_fits() -> None:
+    plan = experiment("sweep", ALL, GPU, QWEN3_8B, repeats=4)
+    repeats = {point.name: point.repeats for point in plan.points}
+    assert repeats["share 0.25"] == repeats["share 1"] == 4
+    assert repeats["share 1.5"] == repeats["prefix 512"] == 2
 
 
 def test_unknown_names_are_refused() -> None:
