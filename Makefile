@@ -29,19 +29,23 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 	  --editable .
 	@touch $@
 
+# What runs on CPUs must not find a GPU that its environment has no kernels for.
+demo test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
+
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
 	$(BIN)/python -m loadtest.demo --codec $(CODEC)
 
 test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
 	$(BIN)/python -m pytest -m "not docker and not monitoring"
 
-quality: env ## What restored prefixes cost in quality (MODEL=DIR: another model than SmolLM2)
-	$(BIN)/python -m loadtest.quality $(if $(MODEL),--model $(MODEL))
+# On a GPU: SGLANG_PYTHON=python3, the Python that SGLang serves with.
+quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)
+	$(or $(SGLANG_PYTHON),$(BIN)/python) -m loadtest.quality $(if $(MODEL),--model $(MODEL))
 
-bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=...), in SGLang's Python
+bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=... OUT=DIR), in SGLang's Python
 	$(if $(GRAFANA_TOKEN),-@$(MAKE) --no-print-directory $(GRAFANA_VENV)/.complete)
 	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
-	  $(PYTHON) -m loadtest.experiments.bench
+	  $(PYTHON) -m loadtest.experiments.bench $(if $(PLAN),--plan)
 
 $(GRAFANA_VENV)/.complete: requirements/grafana.lock
 	$(PYTHON) -m venv $(GRAFANA_VENV)

@@ -107,7 +107,10 @@ def _plugins() -> Iterator[Check]:
     allowed = [name for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
     platform = os.environ.get("SGLANG_PLATFORM", "")
     if "hiqcache" not in seen:
-        text = "SGLang does not see HiQCache: install it (pip install hiqcache) in SGLang's Python."
+        text = (
+            "SGLang does not see HiQCache: install it in SGLang's Python (pip install . in a clone "
+            "of its repository, or docker/plugin.Dockerfile)."
+        )
         yield Check(False, "plug-in", text)
     elif allowed and "hiqcache" not in map(str.strip, allowed):
         text = f"SGLANG_PLUGINS={','.join(allowed)} leaves HiQCache out: add hiqcache to it."

@@ -85,4 +85,9 @@ class Settings:
                 "which keeps SGLang's own transfers. Set HIQCACHE_CODEC "
                 f"({', '.join(CODEC_NAMES)}) or unset HIQCACHE_TRANSFER."
             )
+        if settings.transfer == "mover" and settings.codec != "int8":
+            raise SettingsError(
+                f"HIQCACHE_TRANSFER=mover serves HIQCACHE_CODEC=int8, not {settings.codec}. Unset "
+                "HIQCACHE_TRANSFER."
+            )
         return settings

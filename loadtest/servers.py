@@ -21,7 +21,12 @@ import requests
 
 #: What stock SGLang needs to run on a machine without a GPU. --sleep-on-idle, and OpenMP threads
 #: that sleep while they wait: an idle server would otherwise spin on a core that another needs.
-CPU_ENV = {"SGLANG_PLATFORM": "hiqcache_cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+#: A GPU is hidden: SGLang would load kernels for it that an environment for CPUs does not hold.
+CPU_ENV = {
+    "SGLANG_PLATFORM": "hiqcache_cpu",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 CPU_ARGS = (
     "--device",
     "cpu",

@@ -40,3 +40,8 @@ def test_an_empty_value_is_the_default() -> None:
 def test_errors_say_what_is_allowed(env: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings.from_env(env)
+
+
+def test_the_mover_serves_int8_alone() -> None:
+    with pytest.raises(SettingsError, match="mover serves HIQCACHE_CODEC=int8, not int8-rot"):
+        Settings.from_env({"HIQCACHE_CODEC": "int8-rot", "HIQCACHE_TRANSFER": "mover"})

@@ -66,9 +66,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
         require_codec(self.settings.codec, buffer_info.head_num, buffer_info.head_dim)
         self.codec = get_codec(self.settings.codec)
-        self.transfer_name = require_transfer(
-            self.settings.transfer, buffer_info.device, self.codec.name
-        )
+        self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
         self.layout_of_records = RecordLayout(
             end_layer - start_layer,
             page_size,

@@ -90,8 +90,10 @@ def require_plain_buffers(info: Any, draft_infos: Sequence[Any], layers: int) ->
             f"--kv-cache-dtype auto, or: {_WAY_OUT}"
         )
     if info.dtype not in DTYPES:
+        # SGLang keeps an fp8 cache in uint8 buffers.
+        what = "of 8 bits (fp8)" if info.dtype == torch.uint8 else str(info.dtype)
         raise UnsupportedError(
-            f"the GPU's KV cache is {info.dtype}; HiQCache stores torch.bfloat16 and torch.float16 "
+            f"the GPU's KV cache is {what}; HiQCache stores torch.bfloat16 and torch.float16 "
             f"rows. Start with --kv-cache-dtype auto and --dtype bfloat16, or: {_WAY_OUT}"
         )
     if info.head_dim != info.v_head_dim:
@@ -149,13 +151,8 @@ def require_no_storage(backend: str | None) -> None:
         )
 
 
-def require_transfer(transfer: str, device: torch.device, codec: str) -> str:
+def require_transfer(transfer: str, device: torch.device) -> str:
     """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
-    if transfer == "mover" and codec != "int8":
-        raise UnsupportedError(
-            f"HIQCACHE_TRANSFER=mover serves HIQCACHE_CODEC=int8, not {codec}. Unset "
-            "HIQCACHE_TRANSFER."
-        )
     if transfer == "auto":
         return "fused" if device.type == "cuda" else "torch"
     if transfer != "torch" and device.type != "cuda":

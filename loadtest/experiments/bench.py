@@ -2,14 +2,15 @@
 
     python -m loadtest.experiments.bench [--experiments a,b,sweep] [--plan] ...
 
-MODEL, HICACHE_GB, REPEATS and ARMS in the environment set the defaults of the options with those
-names. All servers of an experiment are up at once and take load one at a time, in an order that is
-turned round from repeat to repeat; caches are flushed before each run. Every run is a line of
-DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it stopped. A run
-whose server is not what its layout says, or in which this process itself was held up, is kept,
-marked, left out of every figure, and repeated next time; the bench then ends with a non-zero
-status. With GRAFANA_URL and GRAFANA_TOKEN, the runs
-are marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
+MODEL, HICACHE_GB, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the environment set the
+defaults of the options with those names; --plan says how long it will take. All servers of an
+experiment are up at once, so that the host holds L2 for each, and 10 GiB that SGLang leaves free.
+They take load one at a time, in an order that is turned round from repeat to repeat; caches are
+flushed before each run. Every run is a line of DIR/runs.jsonl as soon as it is over, so that an
+interrupted bench goes on where it stopped. A run whose server is not what its layout says, or in
+which this process itself was held up, is kept, marked, left out of every figure, and repeated next
+time; the bench then ends with a non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are
+marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,9 @@ from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
 
 #: Arms of each experiment, where ARMS is not given; the mover needs CUDA.
 DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": "bf16,int8"}
+
+#: How SGLang spells tensor parallelism.
+TP_ARGS = ("--tp-size", "--tp", "--tensor-parallel-size")
 
 #: Prompts of a warm-up, visited twice: enough to leave L1 and be restored in full batches.
 WARM_UP_GROUPS = 12
@@ -87,11 +92,23 @@ class Bench:
 
 def main() -> int:
     options = _options()
-    bench, plans = _plans(options)
+    try:
+        bench, plans = _plans(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if options.plan:
         _print_plan(plans, bench)
         return 0
     log = RunLog(options.out / "runs.jsonl", _setup(bench))
+    if log.foreign:
+        print(
+            f"{options.out}/runs.jsonl holds {log.foreign} runs with another model, L2, SGLang "
+            "arguments, versions or hardware, which must not share a report with these: name "
+            "another folder (--out, make bench OUT=DIR) or move that file away.",
+            file=sys.stderr,
+        )
+        return 2
     began = time.time()
     deadline = time.monotonic() + options.budget if options.budget else None
     progress = Progress(
@@ -103,10 +120,12 @@ def main() -> int:
     except (BenchError, ServerError, OSError, ExceptionGroup) as error:
         print(f"\n{_reason(error)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted: the same command goes on from here.", file=sys.stderr)
+        return 130
     finally:
         if log.runs:
-            report.write(options.out)
-            print(f"written: {options.out}/report.md, report.html and the JSON beside them")
+            _report(options.out)
             _annotate(options.out / "runs.jsonl", began)
     invalid = [run for run in log.latest() if run["invalid"]]
     for run in invalid:
@@ -128,20 +147,31 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     env = os.environ
-    parser.add_argument("--experiments", default=",".join(EXPERIMENTS))
-    parser.add_argument("--model", type=Path, default=env.get("MODEL"), help="a local model folder")
+    parser.add_argument("--experiments", default=env.get("EXPERIMENTS") or ",".join(EXPERIMENTS))
+    parser.add_argument(
+        "--model", type=Path, default=env.get("MODEL") or None, help="a local model folder"
+    )
     parser.add_argument("--hicache-gb", type=int, default=int(env.get("HICACHE_GB") or 0))
     parser.add_argument("--repeats", type=int, default=int(env.get("REPEATS") or 4))
-    parser.add_argument("--arms", default=env.get("ARMS"), help=f"from {', '.join(ARMS)}")
+    parser.add_argument(
+        "--arms", default=env.get("ARMS") or None, help=f"bf16 and others of {', '.join(ARMS)}"
+    )
     parser.add_argument("--cpu", action="store_true", help="a small scale, SGLang on the CPU")
-    parser.add_argument("--server-args", default="", help="further SGLang arguments, quoted")
+    parser.add_argument(
+        "--server-args",
+        default=env.get("SERVER_ARGS", ""),
+        help="further SGLang arguments, quoted; no tensor parallelism",
+    )
     parser.add_argument("--budget", type=float, help="seconds after which no run is started")
     parser.add_argument("--plan", action="store_true", help="print what would run, and how long")
-    parser.add_argument("--out", type=Path, help="default: results/<gpu or cpu>")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=env.get("OUT") or None,
+        help="default: results/<gpu or cpu>-<model>-<L2>, beside what this repository holds",
+    )
     options = parser.parse_args()
     options.cpu = options.cpu or not torch.cuda.is_available()
-    if options.out is None:
-        options.out = REPOSITORY / "results" / ("cpu" if options.cpu else _slug())
     if options.model is None and not options.cpu:
         parser.error("--model DIR (or MODEL=DIR) names the model to serve")
     if options.repeats < 1:
@@ -159,27 +189,63 @@ def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
     scale = CPU if options.cpu else GPU
     if options.hicache_gb:
         scale = replace(scale, l2_gigabytes=options.hicache_gb)
+    if options.out is None:
+        size = f"{scale.l2_gigabytes}gb" if scale.l2_gigabytes else "small"
+        name = f"{'cpu' if options.cpu else _slug()}-{model.name}-{size}"
+        options.out = REPOSITORY / "results" / name
+    server_args = tuple(shlex.split(options.server_args))
+    if any(given.split("=")[0] in TP_ARGS for given in server_args):
+        raise ValueError(
+            "the bench compares servers of one rank: leave out --tp-size. What a rank of a larger "
+            "server holds: hiqcache plan --tp N."
+        )
     names = [name.strip() for name in options.experiments.split(",") if name.strip()]
     plans = []
     for name in names:
+        if name not in EXPERIMENTS:
+            raise ValueError(
+                f"there is no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}."
+            )
         chosen = arms_named(options.arms or DEFAULT_ARMS.get(name, ""))
         if options.cpu and options.arms is None:
             chosen = [arm for arm in chosen if arm.transfer != "mover"]
+        if "bf16" not in {arm.name for arm in chosen}:
+            raise ValueError("--arms lacks bf16, which all others are compared with.")
+        if any(arm.quantises for arm in chosen) and "hiqcache" not in _plugins():
+            raise ValueError(
+                "SGLang does not see HiQCache, so every arm would be BF16: pip install . in this "
+                "Python."
+            )
         plans.append(experiment(name, tuple(chosen), scale, geometry, options.repeats))
     bench = Bench(
         model,
         geometry,
         scale,
         options.cpu,
-        tuple(shlex.split(options.server_args)),
+        server_args,
         REPOSITORY / ".cache" / "bench",
     )
     return bench, plans
 
 
+def _plugins() -> set[str]:
+    return {point.name for point in entry_points(group="sglang.srt.plugins")}
+
+
+def _report(out: Path) -> None:
+    try:
+        report.write(out)
+    except ValueError as error:
+        print(f"no report: {error}", file=sys.stderr)
+    else:
+        print(f"written: {out}/report.md, report.html and the JSON beside them")
+
+
 def _setup(bench: Bench) -> dict[str, Any]:
     return {
         "model": bench.model.name,
+        "model_config": environment.config_digest(bench.model),
+        "l2_gigabytes": bench.scale.l2_gigabytes,
         "dummy_weights": "dummy" in bench.server_args,
         "server_args": list(bench.server_args),
         "command": shlex.join(["python", "-m", "loadtest.experiments.bench", *sys.argv[1:]]),

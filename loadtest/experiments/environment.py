@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -28,6 +29,11 @@ def describe() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
     }
+
+
+def config_digest(model: Path) -> str:
+    """Tells models apart whose folders have the same name: of SHA-256 of config.json, a part."""
+    return hashlib.sha256((model / "config.json").read_bytes()).hexdigest()[:12]
 
 
 def hardware(environment: dict[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+try:
+    import matplotlib as mpl
+except ModuleNotFoundError:
+    sys.exit("HiQCache's reports draw with matplotlib: pip install '.[bench]' in this Python.")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 

@@ -34,12 +34,12 @@ from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
 from loadtest.experiments.bench import Bench, settled, warm_up
 from loadtest.experiments.checks import reasons_invalid
-from loadtest.experiments.client import Client, Timing
+from loadtest.experiments.client import BenchError, Client, Timing
 from loadtest.experiments.plan import CPU, GPU, Experiment, Point
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs
 from loadtest.experiments.tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import serving
+from loadtest.servers import ServerError, serving
 from loadtest.workloads.trace import BLOCK_TOKENS, Trace
 
 #: Requests of a stretch.
@@ -147,6 +147,15 @@ def _command(options: argparse.Namespace, arguments: Sequence[str]) -> str:
 
 
 def main() -> int:
+    """Command line."""
+    try:
+        return _main()
+    except (BenchError, ServerError, OSError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.experiments.replay",
         description=__doc__,

@@ -36,6 +36,11 @@ class RunLog:
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(run, separators=(",", ":")) + "\n")
 
+    @property
+    def foreign(self) -> int:
+        """Runs with another model, L2, SGLang arguments, versions or hardware."""
+        return len(self.runs) - len(self._own())
+
     def latest(self) -> list[Run]:
         """The last run under each name."""
         return list({_key(run): run for run in self._own()}.values())
@@ -71,6 +76,8 @@ def _key(run: Run) -> tuple[str, str, int, str]:
 
 
 def _identity(setup: dict[str, Any]) -> str:
-    kept = {key: setup[key] for key in ("model", "server_args")}
+    # The middle two are younger than the first results.
+    names = ("model", "model_config", "l2_gigabytes", "server_args")
+    kept = {key: setup.get(key) for key in names}
     hardware = {key: setup["environment"][key] for key in ("versions", "cpu", "gpus")}
     return json.dumps([kept, hardware], sort_keys=True)

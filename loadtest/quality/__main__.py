@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import math
 import shlex
@@ -57,13 +58,22 @@ def main() -> int:
     options = _options()
     model = options.model or prepare()
     size = QUICK if options.quick else Size()
-    geometry = KVGeometry.from_path(model)
+    try:
+        geometry = KVGeometry.from_path(model)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if torch.cuda.is_available() and not _serves_on_gpu():
+        print("This Python has no SGLang kernels for the GPU: measuring on the CPU.", flush=True)
     prompts = _prompts(model, size)
     name = f"{model.name}-{options.dtype}" if options.dtype else model.name
     out = options.out or REPOSITORY / "results" / "quality" / name
     dtype = options.dtype or geometry.dtype
     extra = ["--dtype", dtype, *shlex.split(options.server_args)]
-    served = hashlib.sha256(shlex.join(extra).encode()).hexdigest()[:8]
+    # Answers kept from before are only of use if the same would be measured again.
+    made_with = environment.describe()
+    made_by = [extra, made_with["versions"], made_with["gpus"], environment.config_digest(model)]
+    served = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:8]
     work = REPOSITORY / ".cache" / "quality" / model.name / f"{prompts.fingerprint()}-{served}"
     if options.fresh:
         shutil.rmtree(work, ignore_errors=True)
@@ -154,10 +164,15 @@ def _run(
     _write(rows_file, rows, seconds=time.monotonic() - started, restored=restored)
 
 
+def _serves_on_gpu() -> bool:
+    """Whether there is a GPU, and SGLang's kernels for it: ``make env`` installs none."""
+    return torch.cuda.is_available() and importlib.util.find_spec("sgl_kernel") is not None
+
+
 def _server(
     arm: Arm, model: Path, geometry: KVGeometry, prompts: Prompts, work: Path, extra: list[str]
 ) -> Server:
-    gpu = torch.cuda.is_available()
+    gpu = _serves_on_gpu()
     tokens = sum(len(w.tokens) + w.generate for w in prompts.windows)
     tokens += sum(len(r.prefix) + len(r.question) + len(r.answer) + 1 for r in prompts.recalls)
     # Twice what is asked: nothing that will be asked again may leave L2.

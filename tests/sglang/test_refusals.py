@@ -50,9 +50,10 @@ def test_a_quantised_l1() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.float32], ids=str)
 def test_other_dtypes(dtype: torch.dtype) -> None:
-    refused("is torch.float.*bfloat16", buffer_info(dtype=dtype))
+    what = r"of 8 bits \(fp8\)" if dtype == torch.uint8 else str(dtype)
+    refused(f"is {what}.*bfloat16", buffer_info(dtype=dtype))
 
 
 def test_packed_draft_layers() -> None:
@@ -119,12 +120,6 @@ def test_device_pools(pool: Any, use_mla: bool, drafts: tuple[int, ...], message
 @pytest.mark.parametrize("label", ["draft", "draft_swa"])
 def test_a_draft_models_own_pool(label: str) -> None:
     refused("speculative draft model.*speculative-algorithm", buffer_info(), pool_label=label)
-
-
-def test_the_mover_serves_int8_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIQCACHE_CODEC", "int8-rot")
-    monkeypatch.setenv("HIQCACHE_TRANSFER", "mover")
-    refused("mover serves HIQCACHE_CODEC=int8", buffer_info())
 
 
 #: Run in a process of its own: hooks change SGLang for good.
