@@ -1,6 +1,6 @@
 """Starts SGLang in a container, from environment variables alone.
 
-    MODEL              model folder in the container, or a name on the hub. Needed.
+    MODEL              model folder in the container (absolute), or a name on the hub. Needed.
     CODEC              bf16 (SGLang's own host pool), int8, … ; the same as HIQCACHE_CODEC
     HICACHE_GB         L2 of each rank in whole decimal GB; or
     HICACHE_RATIO      L2 as a multiple of L1. Neither: SGLang's default ratio
@@ -9,21 +9,23 @@
     HOST, PORT         where to listen (0.0.0.0, 30000)
     SGLANG_ARGS        more arguments of sglang.launch_server, quoted as for a shell
 
-Everything is checked before a model is loaded. Then this process becomes SGLang's, so that signals
-reach it. With the argument `doctor`, it becomes `hiqcache doctor` for the same settings instead.
+What can be checked without loading the model is checked first. Then this process becomes SGLang's,
+so that signals reach it. With the argument `doctor`, it becomes `hiqcache doctor` for the same
+settings instead.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hiqcache.doctor import HOST_RESERVE_BYTES, memory_left
-from hiqcache.geometry import GeometryError, KVGeometry
+from hiqcache.geometry import GeometryError, HybridError, KVGeometry
 from hiqcache.settings import Settings, SettingsError
 
 #: SGLang's own default (--hicache-ratio), for the memory check.
@@ -48,6 +50,9 @@ OWNED = {
     "--hicache-size": "HICACHE_GB",
     "--hicache-ratio": "HICACHE_RATIO",
 }
+
+#: Arguments whose values stay out of the log.
+SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 
 
 class ConfigurationError(ValueError):
@@ -80,6 +85,14 @@ class Configuration:
                 )
         if not env.get("MODEL"):
             raise ConfigurationError("MODEL is not set: name a model folder or a model on the hub.")
+        # The slash: only a folder will do.
+        if env["MODEL"].startswith("/") and not os.access(f"{env['MODEL']}/", os.R_OK | os.X_OK):
+            raise ConfigurationError(
+                f"MODEL={env['MODEL']}: this container has no such folder that UID {os.getuid()} "
+                "can read. Mount the host's folder of models and let everyone read it (Compose: "
+                "MODEL_DIR=/path/on/host, MODEL=/models/NAME; docker run: -v "
+                "/path/on/host:/models:ro), or name a model on the hub."
+            )
         codec, own = env.get("CODEC") or None, env.get("HIQCACHE_CODEC") or None
         if codec and own and codec.strip().lower() != own.strip().lower():
             raise ConfigurationError(
@@ -88,12 +101,16 @@ class Configuration:
         if env.get("HICACHE_GB") and env.get("HICACHE_RATIO"):
             raise ConfigurationError(
                 f"HICACHE_GB={env['HICACHE_GB']} and HICACHE_RATIO={env['HICACHE_RATIO']} both "
-                "size L2: set one."
+                "size L2: set one. For a ratio in Compose, which sets HICACHE_GB by itself, leave "
+                "that empty (HICACHE_GB=)."
             )
         try:
             extra = tuple(shlex.split(env.get("SGLANG_ARGS", "")))
         except ValueError as error:
-            raise ConfigurationError(f"SGLANG_ARGS={env['SGLANG_ARGS']!r}: {error}.") from error
+            # Not its text, which may hold a key.
+            raise ConfigurationError(
+                f"SGLANG_ARGS is not quoted as for a shell: {error}."
+            ) from error
         for argument in extra:
             flag = argument.split("=", 1)[0]
             if flag in OWNED:
@@ -129,14 +146,22 @@ class Configuration:
             given += ["--max-total-tokens", str(self.max_total_tokens)]
         return [*given, *(CPU_ARGS if self.cpu else ()), *self.extra]
 
-    def host_gigabytes(self, geometry: KVGeometry) -> float | None:
-        """Decimal GB of one rank's L2; None where only the GPU's free memory will tell.
+    @property
+    def ranks(self) -> int:
+        """Tensor-parallel ranks of this host: SGLANG_ARGS may spread TP over several (--nnodes)."""
+        parser = argparse.ArgumentParser("SGLANG_ARGS", add_help=False, allow_abbrev=False)
+        parser.add_argument("--nnodes", type=int, default=1)
+        nodes = parser.parse_known_args(self.extra)[0].nnodes
+        return max(1, self.tp // max(1, nodes))
+
+    def host_gigabytes(self, geometry: KVGeometry | None) -> float | None:
+        """Decimal GB of one rank's L2; None where the model or the GPU's free memory will tell.
 
         HIQCACHE_SIZING=tokens takes less; what it takes at most is what must fit.
         """
         if self.gigabytes is not None:
             return float(self.gigabytes)
-        if self.max_total_tokens is None:
+        if geometry is None or self.max_total_tokens is None:
             return None
         tokens = self.max_total_tokens * (self.ratio or DEFAULT_RATIO)
         return tokens * geometry.stock_bytes_per_token / 1e9
@@ -164,21 +189,38 @@ def _ratio(env: Mapping[str, str]) -> float | None:
     return value
 
 
-def planned(configuration: Configuration, quantises: bool) -> tuple[KVGeometry, float] | None:
-    """The model's geometry and its L2 in GB a rank; None where they are known only after the load.
+def geometry_of(configuration: Configuration, quantises: bool) -> KVGeometry | None:
+    """The geometry of the model's folder; None where it is known only after the load.
 
-    Raises GeometryError for a model folder that no quantised pool can be planned for.
+    Raises GeometryError for a model folder that a quantised pool does not serve.
     """
     if not Path(configuration.model).is_dir():
         return None
     try:
-        geometry = KVGeometry.from_path(configuration.model, configuration.tp)
+        return KVGeometry.from_path(configuration.model, configuration.tp)
+    except HybridError as error:
+        if quantises:  # the pool decides when it is built
+            print(f"hiqcache container: warning: {error}", file=sys.stderr, flush=True)
+        return None
     except GeometryError:
         if quantises:
             raise
         return None  # SGLang's own pool serves models that a plan does not describe
-    gigabytes = configuration.host_gigabytes(geometry)
-    return None if gigabytes is None else (geometry, gigabytes)
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """GPUs that this container was given; 0 where none can be counted."""
+    return len(list(devices.glob("nvidia[0-9]*")))
+
+
+def check_gpus(ranks: int, gpus: int) -> None:
+    """Raise ConfigurationError where there are fewer ``gpus`` (0: unknown) than ``ranks``."""
+    if 0 < gpus < ranks:
+        raise ConfigurationError(
+            f"TP asks for {ranks} GPUs, and this container sees {gpus}: set TP={gpus}, or give it "
+            f"more (Compose: GPU_COUNT={ranks} in the profile gpu-int8; each arm of the profile "
+            "gpu gets one. docker run: --gpus)."
+        )
 
 
 def check_memory(gigabytes: float, ranks: int) -> None:
@@ -191,8 +233,23 @@ def check_memory(gigabytes: float, ranks: int) -> None:
         raise ConfigurationError(
             f"L2 takes {pool / 1e9:.2f} GB, SGLang keeps {HOST_RESERVE_BYTES / 1e9:.2f} GB free, "
             f"and {left / 1e9:.2f} GB are left ({source}): lower HICACHE_GB (or HICACHE_RATIO, "
-            "MAX_TOTAL_TOKENS), or raise the container's limit."
+            "MAX_TOTAL_TOKENS), or raise the container's limit (Compose: GPU_SERVER_MEMORY, on a "
+            "CPU CPU_SERVER_MEMORY; docker run: --memory)."
         )
+
+
+def masked(arguments: Sequence[str]) -> str:
+    """``arguments`` as a shell line, with the values of SECRETS replaced."""
+    shown: list[str] = []
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if shown and shown[-1] in SECRETS:
+            shown.append("***")
+        elif equals and flag in SECRETS:
+            shown.append(f"{flag}=***")
+        else:
+            shown.append(argument)
+    return shlex.join(shown)
 
 
 def main(argv: list[str]) -> None:
@@ -207,20 +264,25 @@ def main(argv: list[str]) -> None:
         if configuration.codec:
             os.environ["HIQCACHE_CODEC"] = configuration.codec
         settings = Settings.from_env()
-        plan = planned(configuration, settings.quantises)
-        if plan and not argv:
-            check_memory(plan[1], configuration.tp)
+        geometry = geometry_of(configuration, settings.quantises)
+        gigabytes = configuration.host_gigabytes(geometry)
+        planned = geometry is not None and gigabytes is not None
+        if not configuration.cpu:
+            check_gpus(configuration.ranks, visible_gpus())
+        # The doctor looks at the memory of a planned pool itself.
+        if gigabytes is not None and not (argv and planned):
+            check_memory(gigabytes, configuration.ranks)
     except (ConfigurationError, SettingsError, GeometryError) as error:
         print(f"hiqcache container: {error}", file=sys.stderr)
         sys.exit(2)
     if argv:
         command = ["-m", "hiqcache.cli", "doctor"]
-        if plan:
+        if planned:
             command += ["--model", configuration.model, "--tp", str(configuration.tp)]
-            command += ["--host-gb", str(plan[1])]
+            command += ["--host-gb", str(gigabytes)]
     else:
         command = ["-m", "sglang.launch_server", *configuration.arguments()]
-        print(f"hiqcache container: {settings}; {shlex.join(command)}", flush=True)
+        print(f"hiqcache container: {settings}; {masked(command)}", flush=True)
     os.execv(sys.executable, [sys.executable, *command])
 
 

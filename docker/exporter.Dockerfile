@@ -1,6 +1,6 @@
 # The comparison exporter (`hiqcache exporter`): no SGLang, no torch.
 #
-#   docker build -f docker/exporter.Dockerfile -t hiqcache/exporter .
+#   docker build -f docker/exporter.Dockerfile -t hiqcache/exporter:0.1.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE}

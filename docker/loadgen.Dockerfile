@@ -1,6 +1,6 @@
 # The load generator: Locust with this repository's workloads.
 #
-#   docker build -f docker/loadgen.Dockerfile -t hiqcache/loadgen .
+#   docker build -f docker/loadgen.Dockerfile -t hiqcache/loadgen:0.1.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE}

@@ -1,6 +1,6 @@
 # SGLang with HiQCache on a CPU, with a small real model inside: for the demo, the tests and CI.
 #
-#   docker build -f docker/server-cpu.Dockerfile -t hiqcache/server-cpu .
+#   docker build -f docker/server-cpu.Dockerfile -t hiqcache/server-cpu:0.1.0 .
 #
 # Pin the base by digest where your registry shows one: --build-arg PYTHON_IMAGE=python@sha256:…
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm

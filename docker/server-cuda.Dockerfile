@@ -1,6 +1,6 @@
 # SGLang with HiQCache on NVIDIA GPUs (x86-64, a driver for CUDA 13).
 #
-#   docker build -f docker/server-cuda.Dockerfile -t hiqcache/server-cuda .
+#   docker build -f docker/server-cuda.Dockerfile -t hiqcache/server-cuda:0.1.0 .
 #
 # Pin the base by digest where your registry shows one: --build-arg CUDA_IMAGE=nvidia/cuda@sha256:…
 # Its CUDA is the one that torch's wheel is built for. The development image, at run time too: SGLang

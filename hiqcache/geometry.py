@@ -16,6 +16,10 @@ class GeometryError(ValueError):
     """A model configuration that cannot be read, or that HiQCache does not serve."""
 
 
+class HybridError(GeometryError):
+    """A model with layers of several kinds: only a started server knows its pools."""
+
+
 @dataclass(frozen=True)
 class KVGeometry:
     """KV rows of one rank: ``layers`` x (K, V) x ``heads`` x ``head_dim`` elements a token."""
@@ -59,7 +63,7 @@ class KVGeometry:
             )
         kinds = sorted(set(config.get("layer_types") or ["full_attention"]))
         if kinds != ["full_attention"]:
-            raise GeometryError(
+            raise HybridError(
                 f"its layers are of kinds {', '.join(kinds)}; SGLang splits such a model's host "
                 "memory over several pools, which a plan cannot foresee. Start the server and "
                 "read the capacities from its log or from hiqcache_l2_capacity_tokens."
@@ -116,7 +120,7 @@ class KVGeometry:
         try:
             return cls.from_config(config, tp)
         except GeometryError as error:
-            raise GeometryError(f"{file}: {error}") from error
+            raise type(error)(f"{file}: {error}") from error
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int:

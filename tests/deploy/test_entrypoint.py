@@ -63,6 +63,9 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ({"MODEL": "m", "SGLANG_ARGS": "--hicache-size=8"}, "use HICACHE_GB"),
         ({"MODEL": "m", "SGLANG_ARGS": "--tp 2"}, "use TP"),
         ({"MODEL": "m", "SGLANG_ARGS": "'open"}, "SGLANG_ARGS"),
+        ({"MODEL": "/models/absent"}, "MODEL_DIR="),
+        ({"MODEL": __file__}, "no such folder"),
+        ({"MODEL": "m", "HICACHE_GB": "8", "HICACHE_RATIO": "2"}, "leave that empty"),
     ],
 )
 def test_it_refuses_what_is_unknown_or_contradictory(variables: dict[str, str], named: str) -> None:
@@ -77,11 +80,75 @@ def test_it_takes_no_arguments_but_doctor() -> None:
     assert "SGLANG_ARGS" in done.stderr
 
 
-def test_it_refuses_an_l2_that_does_not_fit_the_memory(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_not_printed() -> None:
+    done = run(MODEL="m", SGLANG_ARGS="--api-key hidden 'open")
+    assert done.returncode == 2
+    assert "hidden" not in done.stderr
+
+
+@pytest.mark.parametrize("on_the_hub", [True, False])
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_it_refuses_an_l2_that_does_not_fit_the_memory(
+    tmp_path: Path, on_the_hub: bool, codec: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    done = run(MODEL=str(tmp_path), CODEC="int8", HICACHE_GB="100000")
+    model = "Qwen/Qwen3-8B" if on_the_hub else str(tmp_path)
+    done = run(MODEL=model, CODEC=codec, HICACHE_GB="100000")
     assert done.returncode == 2
     assert "L2 takes 100000.00 GB" in done.stderr
+    assert "GPU_SERVER_MEMORY" in done.stderr
+
+
+def test_the_doctor_of_a_model_on_the_hub_refuses_it_too() -> None:
+    done = run("doctor", MODEL="Qwen/Qwen3-8B", CODEC="int8", HICACHE_GB="100000")
+    assert done.returncode == 2
+    assert "L2 takes 100000.00 GB" in done.stderr
+
+
+def test_tp_above_the_visible_gpus_is_refused(entrypoint: ModuleType, tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert entrypoint.visible_gpus(tmp_path) == 2
+    entrypoint.check_gpus(2, 2)
+    with pytest.raises(entrypoint.ConfigurationError, match=r"sees 2: set TP=2.*GPU_COUNT=4"):
+        entrypoint.check_gpus(4, 2)
+    # WSL and other places without such files: SGLang will tell.
+    assert entrypoint.visible_gpus(tmp_path / "absent") == 0
+    entrypoint.check_gpus(4, 0)
+
+
+@pytest.mark.parametrize(("more", "ranks"), [("", 16), ("--nnodes 2", 8), ("--nnodes=4 --x", 4)])
+def test_ranks_are_those_of_one_host(entrypoint: ModuleType, more: str, ranks: int) -> None:
+    read = entrypoint.Configuration.from_env
+    assert read({"MODEL": "m", "TP": "16", "SGLANG_ARGS": more}).ranks == ranks
+
+
+def test_keys_stay_out_of_the_log(entrypoint: ModuleType) -> None:
+    given = [
+        "--api-key",
+        "one",
+        "--admin-api-key=two",
+        "--ssl-keyfile-password",
+        "three",
+        "--tp-size",
+    ]
+    assert entrypoint.masked([*given, "2"]) == (
+        "--api-key '***' '--admin-api-key=***' --ssl-keyfile-password '***' --tp-size 2"
+    )
+
+
+def test_sglang_gets_the_keys_that_the_log_does_not_show(
+    entrypoint: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+    given = {"MODEL": "org/model", "SGLANG_ARGS": "--api-key hidden"}
+    monkeypatch.setattr(os, "environ", given)
+    monkeypatch.setattr(os, "execv", lambda _, command: started.extend(command))
+    entrypoint.main([])
+    assert started[-2:] == ["--api-key", "hidden"]
+    printed = capsys.readouterr()
+    assert "--api-key '***'" in printed.out
+    assert "hidden" not in printed.out + printed.err
 
 
 def test_arguments_are_what_the_environment_says(entrypoint: ModuleType) -> None:
@@ -125,11 +192,16 @@ def test_planned_bytes_follow_the_ratio_or_the_size(entrypoint: ModuleType, tmp_
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     read = entrypoint.Configuration.from_env
     by_size = read({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    assert entrypoint.planned(by_size, True)[1] == 8
+    geometry = entrypoint.geometry_of(by_size, True)
+    assert geometry.stock_bytes_per_token == 147_456
+    assert by_size.host_gigabytes(geometry) == 8
     by_ratio = read({"MODEL": str(tmp_path), "HICACHE_RATIO": "3", "MAX_TOTAL_TOKENS": "1000"})
-    assert entrypoint.planned(by_ratio, True)[1] == pytest.approx(3 * 1000 * 147_456 / 1e9)
-    assert entrypoint.planned(read({"MODEL": str(tmp_path)}), True) is None
-    assert entrypoint.planned(read({"MODEL": "org/model", "HICACHE_GB": "8"}), True) is None
+    assert by_ratio.host_gigabytes(geometry) == pytest.approx(3 * 1000 * 147_456 / 1e9)
+    assert by_ratio.host_gigabytes(None) is None
+    assert read({"MODEL": str(tmp_path)}).host_gigabytes(geometry) is None
+    on_the_hub = read({"MODEL": "org/model", "HICACHE_GB": "8"})
+    assert entrypoint.geometry_of(on_the_hub, True) is None
+    assert on_the_hub.host_gigabytes(None) == 8
 
 
 def test_a_model_beyond_plans_is_served_by_the_stock_pool_alone(
@@ -137,7 +209,26 @@ def test_a_model_beyond_plans_is_served_by_the_stock_pool_alone(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, "kv_lora_rank": 512}))
     latent = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    assert entrypoint.planned(latent, False) is None
+    assert entrypoint.geometry_of(latent, False) is None
     done = run(MODEL=str(tmp_path), HICACHE_GB="8", CODEC="int8")
+    assert done.returncode == 2
+    assert "MLA" in done.stderr
+
+
+def test_a_hybrid_model_of_a_folder_starts_with_a_warning(
+    entrypoint: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"] * 18}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
+    hybrid = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
+    assert entrypoint.geometry_of(hybrid, True) is None
+    assert "warning" in (warned := capsys.readouterr().err)
+    assert "sliding_attention" in warned
+    # Its size is checked all the same, and what no quantised pool serves is refused.
+    done = run(MODEL=str(tmp_path), CODEC="int8", HICACHE_GB="100000")
+    assert done.returncode == 2
+    assert "L2 takes" in done.stderr
+    (tmp_path / "config.json").write_text(json.dumps({**config, "kv_lora_rank": 512}))
+    done = run(MODEL=str(tmp_path), CODEC="int8")
     assert done.returncode == 2
     assert "MLA" in done.stderr
