@@ -33,7 +33,7 @@ import torch
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment, report
 from loadtest.experiments.arms import ARMS, Arm, arms_named
-from loadtest.experiments.checks import COUNTERS, deltas, reasons_disturbed, reasons_invalid
+from loadtest.experiments.checks import deltas, reasons_disturbed, reasons_invalid
 from loadtest.experiments.client import BenchError, Client, closed_loop, undisturbed
 from loadtest.experiments.plan import (
     CPU,
@@ -46,6 +46,7 @@ from loadtest.experiments.plan import (
     experiment,
 )
 from loadtest.experiments.progress import Progress
+from loadtest.experiments.rest import settled, warm_up
 from loadtest.experiments.runs import RunLog
 from loadtest.model import REPOSITORY, prepare
 from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
@@ -55,13 +56,6 @@ DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": 
 
 #: How SGLang spells tensor parallelism.
 TP_ARGS = ("--tp-size", "--tp", "--tensor-parallel-size")
-
-#: Prompts of a warm-up, visited twice: enough to leave L1 and be restored in full batches.
-WARM_UP_GROUPS = 12
-WARM_UP_SEED = 10_000
-WARM_UP_BATCHES = 8
-
-SETTLED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -323,23 +317,6 @@ async def _run_all(
         progress.done(expected)
 
 
-async def warm_up(client: Client, point: Point) -> None:
-    """Compile kernels and fill buffers: a few prompts, visited until they are restored.
-
-    Then some batches of the point's own requests. What the server holds after that is kept out of
-    its garbage collections.
-    """
-    groups = min(WARM_UP_GROUPS, point.groups)
-    requests = WARM_UP_BATCHES * point.concurrency
-    fill, as_measured = replace(point, groups=groups, fill=True, requests=requests).prompts(
-        WARM_UP_SEED
-    )
-    for _ in range(2):
-        await closed_loop(client, fill, max(2, point.output), point.concurrency)
-    await closed_loop(client, as_measured, point.output, point.concurrency)
-    await client.freeze_gc()
-
-
 async def _run(
     bench: Bench, plan: Experiment, point: Point, repeat: int, arm: Arm, client: Client
 ) -> dict[str, Any]:
@@ -380,19 +357,6 @@ async def _run(
         "metrics": deltas(before, after),
         "invalid": invalid,
     }
-
-
-async def settled(client: Client) -> dict[str, float]:
-    """The metrics when the counters of transfers stand still: they are counted a little later."""
-    deadline = time.monotonic() + SETTLED_WITHIN_S
-    earlier = await client.metrics()
-    while True:
-        await asyncio.sleep(0.5)
-        later = await client.metrics()
-        moving = [name for name in COUNTERS if later.get(name) != earlier.get(name)]
-        if not moving or time.monotonic() > deadline:
-            return later
-        earlier = later
 
 
 def _annotate(runs: Path, began: float) -> None:

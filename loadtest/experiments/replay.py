@@ -32,10 +32,11 @@ from tqdm import tqdm
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
-from loadtest.experiments.bench import Bench, settled, warm_up
+from loadtest.experiments.bench import Bench
 from loadtest.experiments.checks import reasons_invalid
 from loadtest.experiments.client import BenchError, Client, Timing
 from loadtest.experiments.plan import CPU, GPU, Experiment, Point
+from loadtest.experiments.rest import settled, warm_up
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs
 from loadtest.experiments.tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from loadtest.model import REPOSITORY, prepare

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime.errors import OutOfResources
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import FusedTransfer, Launch
+from hiqcache.transfers.fused import FusedTransfer, Launch, _compile
 from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import POISON, Pool, Shape, same
 
@@ -322,6 +323,18 @@ def test_long_restores_are_launched_layer_by_layer(
 
 def test_it_holds_no_staging_memory(device: torch.device) -> None:
     assert fused(Pool(BASE, device)).staging_bytes == 0
+
+
+def test_a_gpu_that_is_too_small_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton says it, which compiles before it knows the GPU's limits."""
+
+    class Kernel:
+        def warmup(self, *_: object, **__: object) -> None:
+            raise OutOfResources(262_144, 232_448, "shared memory")
+
+    monkeypatch.setattr("hiqcache.transfers.kernels.INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"262144.*use HIQCACHE_TRANSFER=torch"):
+        _compile(Kernel(), Launch(1024, 1, 4), ())
 
 
 class UnknownCodec(Int8Rot):
