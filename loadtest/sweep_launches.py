@@ -1,13 +1,14 @@
 """Times the fused transfer over launch shapes, and what a GEMM and a decode step lose beside each.
 
-`python -m loadtest.sweep_launches` on a CUDA GPU with SGLang; where BACKUP and RESTORE in
-hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, page_first; SGLang's own pool is
-the first row of each direction.
+`python -m loadtest.sweep_launches` on a CUDA GPU with SGLang; where BACKUP, RESTORE and
+LAUNCH_TOKENS in hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, page_first, and
+128 as ms_short; SGLang's own pool is the first row of each direction.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ import torch
 from hiqcache.codecs import get_codec
 from hiqcache.record import RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import BACKUP, RESTORE, FusedTransfer, Launch
+from hiqcache.transfers.fused import BACKUP, LAUNCH_TOKENS, RESTORE, FusedTransfer, Launch
 from loadtest.bench_transfers import (
     HEAD_DIM,
     HEADS,
@@ -44,6 +45,7 @@ from loadtest.transfer_interference import compute_ms, decode_step, gemms, queue
 Direction = Literal["backup", "restore"]
 
 TOKENS = 2048
+SHORT = 128
 ORDERS = ("sequential", "random")
 REPEATS = 12
 ROUNDS = 5
@@ -56,37 +58,54 @@ class Tile(NamedTuple):
     direction: Direction
     elements: int
     warps: int
+    stages: int = 1
 
 
-#: Numbers of programs by tile.
-GRID: dict[Tile, tuple[int, ...]] = {
-    Tile("int8", "backup", 8192, 8): (6, 8, 10),
-    Tile("int8", "backup", 16384, 16): (4, 5, 6),
-    Tile("int8-rot", "backup", 8192, 8): (8, 12, 16),
-    Tile("int8-rot", "backup", 16384, 16): (8, 10, 12),
-    Tile("int8", "restore", 8192, 8): (16, 20),
-    Tile("int8", "restore", 8192, 16): (12, 16, 20),
-    Tile("int8", "restore", 16384, 16): (8, 12),
-    Tile("int8", "restore", 16384, 32): (4, 6, 8, 10),
-    Tile("int8-rot", "restore", 8192, 8): (12, 16, 20),
-    Tile("int8-rot", "restore", 16384, 16): (8, 10, 12),
-}
+class Sweep(NamedTuple):
+    """Launches that share a compiled kernel."""
+
+    tile: Tile
+    programs: tuple[int, ...]
+    #: Tokens times layers of a launch, at most; a backup is one launch.
+    launch_tokens: tuple[int, ...] = (LAUNCH_TOKENS,)
+
+
+SWEEPS = (
+    Sweep(Tile("int8", "backup", 8192, 8), (6, 8, 10)),
+    Sweep(Tile("int8-rot", "backup", 8192, 8), (12, 16)),
+    Sweep(Tile("int8", "restore", 8192, 8, 5), (7, 8, 9, 10)),
+    Sweep(Tile("int8", "restore", 8192, 8, 5), (8,), (2 * LAUNCH_TOKENS, 4 * LAUNCH_TOKENS)),
+    Sweep(Tile("int8", "restore", 8192, 8, 3), (8, 10, 12)),
+    Sweep(Tile("int8", "restore", 8192, 16, 3), (8, 10)),
+    Sweep(Tile("int8", "restore", 16384, 16, 3), (7, 8, 9)),
+    Sweep(Tile("int8", "restore", 16384, 16, 3), (8,), (2 * LAUNCH_TOKENS,)),
+    Sweep(Tile("int8-rot", "restore", 8192, 8, 5), (14, 16, 20)),
+    Sweep(Tile("int8-rot", "restore", 8192, 8, 5), (16,), (2 * LAUNCH_TOKENS,)),
+    Sweep(Tile("int8-rot", "restore", 8192, 8, 3), (12, 16)),
+    Sweep(Tile("int8-rot", "restore", 8192, 4, 5), (16,)),
+    Sweep(Tile("int8-rot", "restore", 8192, 16, 5), (12, 16)),
+)
 
 
 def transfer(
-    tile: Tile, programs: int, host: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]
+    tile: Tile,
+    programs: int,
+    host: torch.Tensor,
+    k: list[torch.Tensor],
+    v: list[torch.Tensor],
+    launch_tokens: int = LAUNCH_TOKENS,
 ) -> tuple[FusedTransfer, RecordLayout]:
     """A transfer that launches ``tile`` in its direction, and its layout in ``host``."""
     codec = get_codec(tile.codec)
     layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM))
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
-    launch = Launch(tile.elements, programs, tile.warps)
+    launch = Launch(tile.elements, programs, tile.warps, tile.stages)
     backup, restore = (
         launch if tile.direction == way else usual[tile.codec]
         for way, usual in (("backup", BACKUP), ("restore", RESTORE))
     )
-    return FusedTransfer(codec, arena, k, v, backup, restore), layout
+    return FusedTransfer(codec, arena, k, v, backup, restore, launch_tokens), layout
 
 
 def compiled(tile: Tile) -> str | None:
@@ -103,8 +122,9 @@ def compiled(tile: Tile) -> str | None:
 def compile_all() -> list[Tile]:
     """The tiles whose kernels could be compiled, all at once on the host's cores."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(GRID), os.cpu_count() or 1), mp_context=context) as pool:
-        faults = dict(zip(GRID, pool.map(compiled, GRID), strict=True))
+    tiles = list(dict.fromkeys(sweep.tile for sweep in SWEEPS))
+    with ProcessPoolExecutor(min(len(tiles), os.cpu_count() or 1), mp_context=context) as pool:
+        faults = dict(zip(tiles, pool.map(compiled, tiles), strict=True))
     for tile, fault in faults.items():
         if fault:
             print(f"{tile} is left out: {fault}", flush=True)
@@ -131,11 +151,17 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
                     times[slots].append(taken)
         ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
 
+        few = index_sets(SHORT, "sequential", contender.slots)
+        short = [
+            timed(partial(contender.run, direction, few[repeat % len(few)]))
+            for repeat in range(REPEATS + 1)
+        ]
         slowdowns = {}
         for name in computes:
             alone = beside(name, lambda: None)
             load = queued(contender, direction, sets["sequential"][0], alone)
             slowdowns[f"{name}_slowdown"] = round(beside(name, load) / alone, 3)
+        ms["ms_short"] = round(statistics.median(short[1:]), 3)
         return ms | slowdowns
 
     slots = tokens_in_gigabytes(POOL_GB, 2 * LAYERS * HEADS * HEAD_DIM * 2)
@@ -146,13 +172,14 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
     for direction in ("backup", "restore"):
         yield {"codec": "bf16", "direction": direction, **measured(contender, direction)}
     stock.close()
-    for tile in compile_all():
-        for programs in GRID[tile]:
-            mover, layout = transfer(tile, programs, host, pool.k, pool.v)
+    tiles = compile_all()
+    for tile, grids, launch_tokens in (sweep for sweep in SWEEPS if sweep.tile in tiles):
+        for programs, most in itertools.product(grids, launch_tokens):
+            mover, layout = transfer(tile, programs, host, pool.k, pool.v, most)
             contender = Contender(
                 tile.codec, "fused", mover, layout.bytes_per_token, layout.pages_in(len(host))
             )
-            row = {**tile._asdict(), "programs": programs}
+            row = {**tile._asdict(), "programs": programs, "launch_tokens": most}
             yield row | measured(contender, tile.direction)
 
 

@@ -20,31 +20,32 @@ from hiqcache.transfers.indices import IndexSender
 
 
 class Launch(NamedTuple):
-    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each."""
+    """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each.
+
+    ``stages`` is Triton's num_stages of a restore's loop. A tile's slots are loaded before its
+    records, so two more stages put one more tile's records under way.
+    """
 
     elements: int
     programs: int
     warps: int
+    stages: int = 1
 
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
 # results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
-# multiprocessors; fewer leave PCIe idle. Restore: the bytes in flight decide both how fast it is
-# and how much a decode step beside it loses; more of them gain little and cost much. int8-rot's
-# warps decode together, and larger programs wait longer.
+# multiprocessors; fewer leave PCIe idle. Restore: every multiprocessor that it takes slows a decode
+# step beside it, so few programs have several tiles each on their way. int8-rot's take longer to
+# decode one.
 BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(8192, 16, 8)}
-RESTORE = {"int8": Launch(8192, 20, 16), "int8-rot": Launch(8192, 20, 8)}
+RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 8, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
-#: of Qwen3-8B's on an H200. A layer waits for the others of its launch, and compute beside it for
-#: the launch's multiprocessors.
+#: of Qwen3-8B's on an H200. A layer waits for the others of its launch.
 LAUNCH_TOKENS = 2048
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
-
-#: The 16-bit elements of one.
-WRITTEN_ELEMENTS = VECTOR_BYTES // 2
 
 #: The smallest side of a tile that Triton's dot takes.
 DOT_ROWS = 16
@@ -94,6 +95,8 @@ class FusedTransfer(Transfer):
 
     Not thread-safe: one thread issues a pool's transfers, as SGLang's scheduler does.
 
+    ``backup``, ``restore`` and ``launch_tokens`` are for measurements; the defaults serve.
+
     Raises ValueError where the pool or the codec can't be served.
     """
 
@@ -107,6 +110,7 @@ class FusedTransfer(Transfer):
         device_v: Sequence[torch.Tensor],
         backup: Launch | None = None,
         restore: Launch | None = None,
+        launch_tokens: int = LAUNCH_TOKENS,
     ) -> None:
         super().__init__(codec, arena, device_k, device_v)
         rows = self.device_k[0]
@@ -116,13 +120,14 @@ class FusedTransfer(Transfer):
         self._check()
         backup, restore = backup or BACKUP[codec.name], restore or RESTORE[codec.name]
         buffers = self._buffers()
-        self._table = buffers.to(self._device)
+        self._bases = buffers.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
         self._indices = IndexSender(self._device)
         self._restoring: _Restore | None = None
+        self._launch_tokens = launch_tokens
         geometry = self._geometry(buffers)
-        self._backup_launch, self._restore_launch = backup, restore
-        self._backup_constants = self._constants(
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._backup_launch, self._backup_constants, self._backup_kernel = self._compiled(
             kernels.backup,
             backup,
             geometry
@@ -132,23 +137,13 @@ class FusedTransfer(Transfer):
                 "LAYER_INNER": arena.layout.order == "page_first",
                 "SCALE_MIN_BITS": _bf16_bits(SCALE_MIN[self._dtype]),
             },
+            self._backup_arguments(none, none),
         )
-        decode: dict[str, Any] = {
-            "LARGEST": torch.finfo(self._dtype).max,
-        }
-        if not geometry["ROTATE"]:
-            # A thread that reads as many codes as it writes elements trades none with others, so
-            # that each warp decodes its rows alone.
-            decode["CODE_ALIGN"] = math.gcd(geometry["CODE_ALIGN"], WRITTEN_ELEMENTS)
-        self._restore_constants = self._constants(kernels.restore, restore, geometry | decode)
-        none = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._backup_kernel = _compile(
-            kernels.backup, backup, (*self._backup_arguments(none, none), *self._backup_constants)
-        )
-        self._restore_kernel = _compile(
+        self._restore_launch, self._restore_constants, self._restore_kernel = self._compiled(
             kernels.restore,
             restore,
-            (*self._restore_arguments(0, 1, none, none), *self._restore_constants),
+            geometry | {"LARGEST": torch.finfo(self._dtype).max},
+            self._restore_arguments(0, 1, none, none),
         )
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
@@ -174,11 +169,11 @@ class FusedTransfer(Transfer):
             self._restoring = run
 
     def _launch_restore(self, run: _Restore, layer: int) -> None:
-        fitting = LAUNCH_TOKENS // len(run.host)
+        fitting = self._launch_tokens // len(run.host)
         group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
         host = self._indices.send("restore host", run.host)
         device = self._indices.send("restore device", run.device)
-        grid = self._grid(len(host), 1, self._restore_launch)
+        grid = self._grid(len(host), group, self._restore_launch)
         self._restore_kernel[grid](
             *self._restore_arguments(layer, group, host, device), *self._restore_constants
         )
@@ -196,9 +191,10 @@ class FusedTransfer(Transfer):
     def _memory(self, matrix: torch.Tensor) -> tuple[Any, ...]:
         planes = self._planes
         return (
-            *(self.arena.buffer, self.device_k[0], self._table, matrix),
+            *(self.arena.buffer, self.device_k[0], self._bases, matrix),
             *(planes.k_codes.base, planes.v_codes.base, planes.k_scales.base, planes.v_scales.base),
             *(planes.k_codes.layer_stride, planes.k_scales.layer_stride),
+            self.device_k[0].stride(0),
         )
 
     def _check(self) -> None:
@@ -214,13 +210,15 @@ class FusedTransfer(Transfer):
                 f"transfer fused serves a head_dim that is a multiple of {VECTOR_BYTES}; this "
                 f"model's is {self._dim}: use HIQCACHE_TRANSFER=torch."
             )
-        shape, strides = (self._heads, self._dim), (self._dim, 1)
+        shape = (self._heads, self._dim)
+        strides = (self.device_k[0].stride(0), self._dim, 1)
         for rows in (*self.device_k, *self.device_v):
-            if rows.shape[1:] != shape or rows.stride()[1:] != strides:
+            if rows.shape[1:] != shape or rows.stride() != strides:
                 raise ValueError(
-                    f"transfer fused needs device buffers whose rows are all contiguous and "
-                    f"{shape} wide; found rows {tuple(rows.shape[1:])} with strides "
-                    f"{rows.stride()[1:]}: use HIQCACHE_TRANSFER=torch."
+                    f"transfer fused needs device buffers whose rows are all contiguous, "
+                    f"{shape} wide and {strides[0]} elements apart; found rows "
+                    f"{tuple(rows.shape[1:])} with strides {rows.stride()}: use "
+                    f"HIQCACHE_TRANSFER=torch."
                 )
         if kernels.INTERPRETED:
             return
@@ -236,14 +234,11 @@ class FusedTransfer(Transfer):
             )
 
     def _buffers(self) -> torch.Tensor:
-        """The kernels' table, int64 ``[layers, 2, 2]``."""
+        """The kernels' bases, int64 ``[layers, 2]``."""
         first = self.device_k[0]
         return torch.tensor(
             [
-                [
-                    ((rows.data_ptr() - first.data_ptr()) // first.element_size(), rows.stride(0))
-                    for rows in layer
-                ]
+                [(rows.data_ptr() - first.data_ptr()) // first.element_size() for rows in layer]
                 for layer in zip(self.device_k, self.device_v, strict=True)
             ],
             dtype=torch.int64,
@@ -262,7 +257,9 @@ class FusedTransfer(Transfer):
             "CODE_SLOT_STRIDE": codes.slot_stride,
             "SCALE_PAGE_STRIDE": scales.page_stride,
             "SCALE_SLOT_STRIDE": scales.slot_stride,
-            "DEVICE_ALIGN": math.gcd(VECTOR_BYTES, *buffers.flatten().tolist()),
+            "DEVICE_ALIGN": math.gcd(
+                VECTOR_BYTES, self.device_k[0].stride(0), *buffers.flatten().tolist()
+            ),
             "CODE_ALIGN": math.gcd(
                 *(VECTOR_BYTES, codes.page_stride, codes.slot_stride, codes.layer_stride),
                 *(codes.base, planes.v_codes.base),
@@ -270,10 +267,26 @@ class FusedTransfer(Transfer):
             "ROTATE": self.codec.name == "int8-rot",
         }
 
-    def _constants(self, kernel: Any, launch: Launch, values: dict[str, Any]) -> tuple[Any, ...]:
-        """``values`` and the launch's shape in the order of the kernel's parameters."""
-        values = values | {"ROWS": self._rows(launch)}
-        return tuple(values[name] for name in kernel.arg_names if name in values)
+    def _compiled(
+        self, kernel: Any, launch: Launch, values: dict[str, Any], arguments: tuple[Any, ...]
+    ) -> tuple[Launch, tuple[Any, ...], Any]:
+        """The launch, the constants in the order of the kernel's parameters, what launches it.
+
+        Where shared memory is too small for all stages, the launch has fewer of them.
+        """
+        while True:
+            given = values | {"ROWS": self._rows(launch), "STAGES": launch.stages}
+            constants = tuple(given[name] for name in kernel.arg_names if name in given)
+            try:
+                return launch, constants, _compile(kernel, launch, (*arguments, *constants))
+            except OutOfResources as error:
+                if launch.stages == 1:
+                    raise ValueError(
+                        f"transfer fused can't serve this model on this GPU, whose multiprocessors "
+                        f"are too small for a token of its rows ({error}): use "
+                        f"HIQCACHE_TRANSFER=torch."
+                    ) from error
+                launch = launch._replace(stages=max(launch.stages - 2, 1))
 
     def _rows(self, launch: Launch) -> int:
         """Head rows of a tile: whole tokens."""
@@ -288,7 +301,7 @@ class FusedTransfer(Transfer):
     def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """int8-rot's matrices for both directions, in a type that holds them exactly."""
         if self.codec.name != "int8-rot":
-            return self._table, self._table  # the kernels don't read it
+            return self._bases, self._bases  # the kernels don't read it
         flips = torch.tensor(signs(self._dim), dtype=torch.float32)
         matrix = hadamard(torch.eye(self._dim))
         # The interpreter's dot knows no bf16.
@@ -303,19 +316,15 @@ def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
 
     ``arguments`` are those of a transfer without tokens. Only the indices' addresses and the counts
     change from call to call, and the kernels are not specialised for those.
+
+    Raises triton's OutOfResources where the GPU has not the shared memory that it takes.
     """
     if kernels.INTERPRETED:
         return kernel
-    # One stage: the restore kernel reads ahead by itself, the backup kernel has nothing to gain.
-    try:
-        compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
-        # The first launch loads the kernel, for which the driver may wait for the device.
-        compiled[(1, 1, 1)](*arguments)
-    except OutOfResources as error:
-        raise ValueError(
-            f"transfer fused can't serve this model on this GPU, whose multiprocessors are too "
-            f"small for a token of its rows ({error}): use HIQCACHE_TRANSFER=torch."
-        ) from error
+    # The stages of a restore are its loop's own.
+    compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
+    # The first launch loads the kernel, for which the driver may wait for the device.
+    compiled[(1, 1, 1)](*arguments)
     return compiled
 
 

@@ -4,8 +4,8 @@ Both kernels walk *head rows*: (token, K|V, head) in that order, ``DIM`` element
 ``ROWS`` of them, or as many whole tokens as ROWS hold; a token's K and V records, which lie next to
 each other in a page, are read or written together.
 
-Where rows lie on the device comes from ``table``, int64 ``[layers, 2, 2]`` there: for each layer
-and each of K and V, the buffer's distance from the pointer ``device`` and its slot stride, in
+Where rows lie on the device comes from ``bases``, int64 ``[layers, 2]`` there, each K and V
+buffer's distance from the pointer ``device``, and from ``device_stride`` between slots, both in
 elements. Where records lie in the arena comes from its planes (hiqcache.record): the offsets of the
 first rows, and how far a layer is from the next, in bytes.
 
@@ -96,25 +96,20 @@ def _record_offsets(
 
 @triton.jit
 def _row_offsets(
-    table, layer, is_v, head, slot, live, DIM: tl.constexpr, DEVICE_ALIGN: tl.constexpr
+    bases,
+    layer,
+    is_v,
+    head,
+    slot,
+    live,
+    device_stride,
+    DIM: tl.constexpr,
+    DEVICE_ALIGN: tl.constexpr,
 ):
     """Where each row lies on the device."""
-    place = table + layer * 4 + is_v * 2
-    base, stride = tl.load(place, mask=live, other=0), tl.load(place + 1, mask=live, other=0)
+    base = tl.load(bases + layer * 2 + is_v, mask=live, other=0)
     # Hinted before the head is added: for one head, that sum folds away and its hint with it.
-    return tl.multiple_of(base + slot * stride, [DEVICE_ALIGN]) + head * DIM
-
-
-@triton.jit
-def _load_record(arena, codes_at, scales_at, live, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr):
-    """int8 codes [ROWS, DIM_BLOCK] and the bits of bf16 scales [ROWS]."""
-    column = tl.arange(0, DIM_BLOCK)[None, :]
-    codes = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
-    scales = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
-    return (
-        tl.load(codes[:, None] + column, mask=live[:, None] & (column < DIM), other=0),
-        tl.load(scales, mask=live, other=0),
-    )
+    return tl.multiple_of(base + slot.to(tl.int64) * device_stride, [DEVICE_ALIGN]) + head * DIM
 
 
 @triton.jit
@@ -163,12 +158,13 @@ def _to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
     do_not_specialize=[
         "host_slots", "device_slots", "tokens",
         "k_codes", "v_codes", "k_scales", "v_scales", "code_layer_stride", "scale_layer_stride",
+        "device_stride",
     ]
 )  # fmt: skip
 def backup(
     arena,
     device,
-    table,
+    bases,
     matrix,
     k_codes,
     v_codes,
@@ -176,6 +172,7 @@ def backup(
     v_scales,
     code_layer_stride,
     scale_layer_stride,
+    device_stride,
     host_slots,
     device_slots,
     tokens,
@@ -217,7 +214,9 @@ def backup(
         host_slot, device_slot = _load_slots(
             tile, token, tokens, host_slots, device_slots, HEADS, ROWS
         )
-        rows_at = _row_offsets(table, layer, is_v, head, device_slot, live, DIM, DEVICE_ALIGN)
+        rows_at = _row_offsets(
+            bases, layer, is_v, head, device_slot, live, device_stride, DIM, DEVICE_ALIGN
+        )
         codes_at, scales_at = _record_offsets(
             layer, is_v, head, host_slot,
             k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
@@ -235,71 +234,17 @@ def backup(
         tl.store(scales_ptr, scales, mask=live)
 
 
-@triton.jit
-def _read_tile(
-    arena, layer, end, tile, token, is_v, head, host_slot, tokens,
-    k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    CODE_PAGE_STRIDE: tl.constexpr,
-    CODE_SLOT_STRIDE: tl.constexpr,
-    SCALE_PAGE_STRIDE: tl.constexpr,
-    SCALE_SLOT_STRIDE: tl.constexpr,
-    CODE_ALIGN: tl.constexpr,
-):  # fmt: skip
-    """The codes and the scales' bits of a tile of a restore; none from layer ``end`` on."""
-    live = _live(tile, token, tokens, HEADS, ROWS)[0] & (layer < end)
-    codes_at, scales_at = _record_offsets(
-        layer, is_v, head, host_slot,
-        k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-        DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
-        SCALE_SLOT_STRIDE, CODE_ALIGN,
-    )  # fmt: skip
-    return _load_record(arena, codes_at, scales_at, live, DIM, DIM_BLOCK)
-
-
-@triton.jit
-def _write_tile(
-    device, table, layer, end, tile, token, is_v, head, device_slot, tokens, rotation, codes, bits,
-    LARGEST: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    DEVICE_ALIGN: tl.constexpr,
-    ROTATE: tl.constexpr,
-):  # fmt: skip
-    """Decodes what ``_read_tile`` read."""
-    live = _live(tile, token, tokens, HEADS, ROWS)[0] & (layer < end)
-    rows_at = _row_offsets(table, layer, is_v, head, device_slot, live, DIM, DEVICE_ALIGN)
-    values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
-    scale = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
-    column = tl.arange(0, DIM_BLOCK)[None, :]
-    tl.store((device + rows_at)[:, None] + column, rows, mask=live[:, None] & (column < DIM))
-
-
-@triton.jit
-def _next_tile(layer, tile, tiles, step):
-    """The tile ``step`` further, layer after layer; ``step`` is at most ``tiles``."""
-    tile += step
-    over = tile >= tiles
-    return tl.where(over, layer + 1, layer), tl.where(over, tile - tiles, tile)
-
-
 @triton.jit(
     do_not_specialize=[
         "host_slots", "device_slots", "tokens", "layer", "layers",
         "k_codes", "v_codes", "k_scales", "v_scales", "code_layer_stride", "scale_layer_stride",
+        "device_stride",
     ]
 )  # fmt: skip
 def restore(
     arena,
     device,
-    table,
+    bases,
     matrix,
     k_codes,
     v_codes,
@@ -307,6 +252,7 @@ def restore(
     v_scales,
     code_layer_stride,
     scale_layer_stride,
+    device_stride,
     host_slots,
     device_slots,
     tokens,
@@ -325,50 +271,48 @@ def restore(
     DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
     ROTATE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Decodes records ``host_slots`` of ``layers`` layers from ``layer`` on into ``device_slots``.
 
     ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
-    whole numbers below 2^24, exact in any order. At most as many programs as a layer has tiles.
+    whole numbers below 2^24, exact in any order.
+
+    Triton makes of the loop's loads asynchronous copies into shared memory, STAGES deep; a load of
+    less than four bytes would not be one, and would wait for PCIe in every round.
     """
+    column = tl.arange(0, DIM_BLOCK)[None, :]
     if ROTATE:
         index = tl.arange(0, DIM)
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
-    else:
-        rotation = 0
     token, is_v, head = _rows_of_tile(HEADS, ROWS)
     TOKENS: tl.constexpr = ROWS // (2 * HEADS)
     tiles = tl.cdiv(tokens, TOKENS)
-    first, step = tl.program_id(0), tl.num_programs(0)
-    end = layer + layers
-
-    # A tile's slots are read two tiles ahead of it, its records one.
-    tile = first
-    host_slot, device_slot = _load_slots(tile, token, tokens, host_slots, device_slots, HEADS, ROWS)
-    codes, bits = _read_tile(
-        arena, layer, end, tile, token, is_v, head, host_slot, tokens,
-        k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-        HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-        SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
-    )  # fmt: skip
-    next_layer, next_tile = _next_tile(layer, tile, tiles, step)
-    next_host, next_device = _load_slots(
-        next_tile, token, tokens, host_slots, device_slots, HEADS, ROWS
-    )
-    for _ in range(first, tiles * layers, step):
-        next_codes, next_bits = _read_tile(
-            arena, next_layer, end, next_tile, token, is_v, head, next_host, tokens,
-            k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-            HEADS, DIM, DIM_BLOCK, ROWS, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE,
-            SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE, CODE_ALIGN,
-        )  # fmt: skip
-        _write_tile(
-            device, table, layer, end, tile, token, is_v, head, device_slot, tokens, rotation,
-            codes, bits, LARGEST, HEADS, DIM, DIM_BLOCK, ROWS, DEVICE_ALIGN, ROTATE,
-        )  # fmt: skip
-        layer, tile, device_slot = next_layer, next_tile, next_device
-        codes, bits = next_codes, next_bits
-        next_layer, next_tile = _next_tile(layer, tile, tiles, step)
-        next_host, next_device = _load_slots(
-            next_tile, token, tokens, host_slots, device_slots, HEADS, ROWS
+    for item in tl.range(tl.program_id(0), tiles * layers, tl.num_programs(0), num_stages=STAGES):
+        at = layer + item // tiles
+        tile = item % tiles
+        live = _live(tile, token, tokens, HEADS, ROWS)[0]
+        inside = live[:, None] & (column < DIM)
+        host_slot, device_slot = _load_slots(
+            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
         )
+        codes_at, scales_at = _record_offsets(
+            at, is_v, head, host_slot,
+            k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+            DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
+            SCALE_SLOT_STRIDE, CODE_ALIGN,
+        )  # fmt: skip
+        codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
+        codes = tl.load(codes_ptr[:, None] + column, mask=inside, other=0)
+        # A scale with its neighbour, of which bf16's bits are made fp32's.
+        pair_at = tl.multiple_of(scales_at & -4, [4])
+        pair_ptr = (arena + pair_at).to(tl.pointer_type(tl.int32), bitcast=True)
+        pair = tl.load(pair_ptr, mask=live, other=0)
+        bits = tl.where((scales_at & 2) == 0, pair << 16, pair & -0x10000)
+        scale = bits.to(tl.float32, bitcast=True)
+        rows_at = _row_offsets(
+            bases, at, is_v, head, device_slot, live, device_stride, DIM, DEVICE_ALIGN
+        )
+        values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
+        rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
+        tl.store((device + rows_at)[:, None] + column, rows, mask=inside)

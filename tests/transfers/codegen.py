@@ -2,7 +2,8 @@
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
 not the interpreter's. JSON lines: codec, heads, dim, kernel, and of the machine code the bytes of
-stack (spilled registers), barriers in the loop's PTX, and widths of global loads and stores.
+stack (spilled registers) and of shared memory, widths of global loads and stores, sizes of
+asynchronous copies, and how often a round of the loop waits for them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
     pointers = {
         "arena": "*u8",
         "device": "*bf16",
-        "table": "*i64",
+        "bases": "*i64",
         "host_slots": "*i64",
         "device_slots": "*i64",
         "matrix": "*bf16" if rotates else "*i64",
@@ -48,7 +49,7 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
     }
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]
-        for name in ("arena", "device", "table", "matrix")
+        for name in ("arena", "device", "bases", "matrix")
     }
     values = {(names.index(name),): value for name, value in zip(given, constants, strict=True)}
     source = ASTSource(kernel, signature=signature, constexprs=values, attrs=aligned)
@@ -66,9 +67,14 @@ def describe(code: Any) -> dict[str, Any]:
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     (stack,) = re.findall(r"STACK:(\d+)", usage)
     ptx = code.asm["ptx"]
+    (loop,) = re.findall(r"scf\.for .*?scf\.yield|$", code.asm["ttgir"], re.DOTALL)[:1]
     return {
         "stack": int(stack),
-        "barriers": len(re.findall(r"bar\.sync", ptx)),
+        "shared": code.metadata.shared,
+        "copies": sorted(
+            {int(size, 0) for size in re.findall(r"cp\.async\.c\w\.\S+ .*?, (\w+)", ptx)}
+        ),
+        "waits": len(re.findall(r"ttg\.async_wait", loop)),
         "loads": sorted(set(re.findall(r"ld\.global\.(\S+)", ptx))),
         "stores": sorted(set(re.findall(r"st\.global\.(\S+)", ptx))),
     }

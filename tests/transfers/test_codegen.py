@@ -49,6 +49,17 @@ def test_rows_are_read_and_written_sixteen_bytes_at_a_time(rows: list[dict[str, 
         assert "b16" not in narrow, row
 
 
-def test_warps_restore_int8_alone(rows: list[dict[str, Any]]) -> None:
-    chosen = [row for row in rows if (row["codec"], row["kernel"]) == ("int8", "restore")]
-    assert [row["barriers"] for row in chosen] == [0] * 4
+def test_a_restore_waits_once_a_round_for_what_it_asked_for_rounds_ago(
+    rows: list[dict[str, Any]],
+) -> None:
+    """A load that is no copy, as of two bytes, would wait for PCIe each time."""
+    for row in (row for row in rows if row["kernel"] == "restore"):
+        assert row["waits"] == 1, row
+        rotation = ["v4.b32"] if row["codec"] == "int8-rot" else []
+        assert row["loads"] == rotation, row
+        assert max(row["copies"]) == (8 if rotation else 16), row
+
+
+def test_stages_fit_into_small_multiprocessors(rows: list[dict[str, Any]]) -> None:
+    """99 KiB, as an L40S has; the H200 has 227."""
+    assert max(row["shared"] for row in rows) <= 99 * 1024

@@ -11,8 +11,9 @@ from triton.runtime.errors import OutOfResources
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
+from hiqcache.transfers import kernels
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import FusedTransfer, Launch, _compile
+from hiqcache.transfers.fused import FusedTransfer, Launch
 from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import POISON, Pool, Shape, same
 
@@ -197,7 +198,7 @@ def test_no_tokens_is_no_work(codec: str, device: torch.device) -> None:
 @pytest.mark.parametrize("tokens", [1, 7, 48])
 @pytest.mark.parametrize(
     "launch",
-    [Launch(1024, 3, 4), Launch(1024, 5, 4), Launch(2048, 64, 8)],
+    [Launch(1024, 3, 4), Launch(1024, 5, 4, 2), Launch(2048, 3, 8, 7), Launch(2048, 64, 8, 5)],
 )
 def test_any_launch_moves_the_same(launch: Launch, tokens: int, device: torch.device) -> None:
     pool = Pool(BASE.but(heads=3, layers=8), device).fill(4)
@@ -303,13 +304,10 @@ def test_a_launch_that_fails_leaves_no_layer_out(
     assert _restored(pool) == [0, 2, 3, 4, 5]
 
 
-def test_long_restores_are_launched_layer_by_layer(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_restores_are_launched_layer_by_layer(device: torch.device) -> None:
     """Where a layer takes long by itself, none waits for another."""
-    monkeypatch.setattr("hiqcache.transfers.fused.LAUNCH_TOKENS", 50)
     pool, _ = _stored_pool(BASE.but(layers=6), device)
-    transfer = fused(pool)
+    transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, launch_tokens=50)
     for tokens, want in ((26, [1, 2, 3]), (25, [1, 3, 3])):
         for buffer in (*pool.k, *pool.v):
             buffer.fill_(torch.nan)
@@ -325,16 +323,29 @@ def test_it_holds_no_staging_memory(device: torch.device) -> None:
     assert fused(Pool(BASE, device)).staging_bytes == 0
 
 
-def test_a_gpu_that_is_too_small_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Triton says it, which compiles before it knows the GPU's limits."""
+def test_a_launch_has_the_stages_that_the_gpu_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Triton compiles before it knows the GPU's limits, and says so when a kernel is loaded."""
+    tried: list[int] = []
+    room = 3
 
-    class Kernel:
-        def warmup(self, *_: object, **__: object) -> None:
-            raise OutOfResources(262_144, 232_448, "shared memory")
+    def compiled(kernel: object, launch: Launch, _: object) -> object:
+        if kernel is kernels.restore:
+            tried.append(launch.stages)
+            if launch.stages > room:
+                raise OutOfResources(262_144, 232_448, "shared memory")
+        return kernel
 
-    monkeypatch.setattr("hiqcache.transfers.kernels.INTERPRETED", False)
+    pool, launch = Pool(BASE, device), Launch(1024, 1, 4, stages=6)
+    monkeypatch.setattr("hiqcache.transfers.fused._compile", compiled)
+    FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
+    assert tried == [6, 4, 2]
+    tried.clear()
+    room = 0
     with pytest.raises(ValueError, match=r"262144.*use HIQCACHE_TRANSFER=torch"):
-        _compile(Kernel(), Launch(1024, 1, 4), ())
+        FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
+    assert tried == [6, 4, 2, 1]
 
 
 class UnknownCodec(Int8Rot):
@@ -350,8 +361,11 @@ def test_it_says_what_it_cannot_serve(device: torch.device) -> None:
             pool.codec, pool.arena, [k.float() for k in pool.k], [v.float() for v in pool.v]
         )
     turned = [k.transpose(1, 2).contiguous().transpose(1, 2) for k in pool.k]
-    with pytest.raises(ValueError, match=r"found rows \(2, 64\) with strides \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"found rows \(2, 64\) with strides \(128, 1, 2\)"):
         FusedTransfer(pool.codec, pool.arena, pool.k, turned)
+    wide = Pool(BASE.but(row_stride=2), device).v
+    with pytest.raises(ValueError, match=r"128 elements apart; found rows .* \(256, 64, 1\)"):
+        FusedTransfer(pool.codec, pool.arena, pool.k, wide)
 
 
 def test_it_refuses_a_head_dim_that_is_no_multiple_of_16(device: torch.device) -> None:
