@@ -268,16 +268,20 @@ def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
 
 
 def _missing(plan: Experiment, log: RunLog) -> list[tuple[Point, int, Arm]]:
-    """The runs that are still to do, in order: repeat by repeat, arms turned round in between."""
+    """The runs that are still to do, repeat by repeat, arms turned round in between.
+
+    So that a bench that is cut short has every point, if less often.
+    """
     runs = []
-    for point in plan.points:
-        for repeat in range(point.repeats):
-            arms = plan.arms if repeat % 2 == 0 else plan.arms[::-1]
-            runs += [
-                (point, repeat, arm)
-                for arm in arms
-                if not log.has(plan.name, point.name, repeat, arm.name)
-            ]
+    for repeat in range(max(point.repeats for point in plan.points)):
+        arms = plan.arms if repeat % 2 == 0 else plan.arms[::-1]
+        runs += [
+            (point, repeat, arm)
+            for point in plan.points
+            if repeat < point.repeats
+            for arm in arms
+            if not log.has(plan.name, point.name, repeat, arm.name)
+        ]
     return runs
 
 
