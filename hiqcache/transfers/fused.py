@@ -37,8 +37,8 @@ class Launch(NamedTuple):
 # multiprocessors; fewer leave PCIe idle. Restore: every multiprocessor that it takes slows a decode
 # step beside it, so few programs have several tiles each on their way. int8-rot's take longer to
 # decode one.
-BACKUP = {"int8": Launch(8192, 10, 8), "int8-rot": Launch(8192, 16, 8)}
-RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 8, 5)}
+BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
+RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 4, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch.
