@@ -26,7 +26,7 @@ import torch
 from hiqcache.codecs import get_codec
 from hiqcache.record import RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import BACKUP, LAUNCH_TOKENS, RESTORE, FusedTransfer, Launch
+from hiqcache.transfers.fused import LAUNCH_TOKENS, FusedTransfer, Launch
 from loadtest.bench_transfers import (
     HEAD_DIM,
     HEADS,
@@ -101,11 +101,8 @@ def transfer(
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
     launch = Launch(tile.elements, programs, tile.warps, tile.stages)
-    backup, restore = (
-        launch if tile.direction == way else usual[tile.codec]
-        for way, usual in (("backup", BACKUP), ("restore", RESTORE))
-    )
-    return FusedTransfer(codec, arena, k, v, backup, restore, launch_tokens), layout
+    chosen = {tile.direction: launch}
+    return FusedTransfer(codec, arena, k, v, launch_tokens=launch_tokens, **chosen), layout
 
 
 def compiled(tile: Tile) -> str | None:

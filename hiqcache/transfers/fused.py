@@ -37,7 +37,12 @@ class Launch(NamedTuple):
 # multiprocessors; fewer leave PCIe idle. Restore: every multiprocessor that it takes slows a decode
 # step beside it, so few programs have several tiles each on their way. int8-rot's take longer to
 # decode one.
-BACKUP = {"int8": Launch(8192, 8, 8), "int8-rot": Launch(8192, 16, 8)}
+BACKUP = {
+    ("int8", "page_first"): Launch(8192, 8, 8),
+    ("int8", "layer_first"): Launch(8192, 10, 8),
+    ("int8-rot", "page_first"): Launch(8192, 16, 8),
+    ("int8-rot", "layer_first"): Launch(8192, 16, 8),
+}
 RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 4, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
@@ -118,7 +123,8 @@ class FusedTransfer(Transfer):
         self._planes = arena.planes
         self._heads, self._dim = rows.shape[1:]
         self._check()
-        backup, restore = backup or BACKUP[codec.name], restore or RESTORE[codec.name]
+        backup = backup or BACKUP[codec.name, arena.layout.order]
+        restore = restore or RESTORE[codec.name]
         buffers = self._buffers()
         self._bases = buffers.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
@@ -198,7 +204,7 @@ class FusedTransfer(Transfer):
         )
 
     def _check(self) -> None:
-        if self.codec.name not in BACKUP:
+        if self.codec.name not in RESTORE:
             raise ValueError(
                 f"transfer fused serves codecs int8 and int8-rot, not {self.codec.name}: use "
                 f"HIQCACHE_TRANSFER=torch."

@@ -1,8 +1,8 @@
 """Compiles the fused kernels for an H100 or H200 (sm_90), without a GPU, and prints what came out.
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
-not the interpreter's. JSON lines: codec, heads, dim, kernel, and of the machine code the bytes of
-stack (spilled registers) and of shared memory, widths of global loads and stores, sizes of
+not the interpreter's. JSON lines: codec, heads, dim, kernel; of the machine code, accesses of
+spilled registers in loops; bytes of shared memory, widths of global loads and stores, sizes of
 asynchronous copies, and how often a round of the loop waits for them.
 """
 
@@ -27,7 +27,7 @@ from hiqcache.transfers.fused import FusedTransfer, Launch
 from tests.transfers.pools import Pool, Shape
 
 TARGET = GPUTarget("cuda", 90, 32)
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 
 def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: bool) -> Any:
@@ -58,18 +58,31 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
     )
 
 
+def spilled_in_loops(machine_code: str) -> int:
+    """How many accesses of the stack lie between a label and a later branch back to it."""
+    seen: dict[str, int] = {}
+    within: set[int] = set()
+    lines = machine_code.splitlines()
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\.L_x_\d+):", line):
+            seen[label[1]] = number
+        elif branch := re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line):
+            within.update(range(seen.get(branch[1], number), number))
+    return sum(bool(re.search(r"\b(LDL|STL)\b", lines[number])) for number in within)
+
+
 def describe(code: Any) -> dict[str, Any]:
     """What the machine code and the PTX show."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code.asm["cubin"])
         file.flush()
-        command = [str(CUOBJDUMP), "-res-usage", file.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    (stack,) = re.findall(r"STACK:(\d+)", usage)
+        command = [str(NVDISASM), "-c", file.name]
+        machine_code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"\bBRA\b", machine_code)
     ptx = code.asm["ptx"]
     (loop,) = re.findall(r"scf\.for .*?scf\.yield|$", code.asm["ttgir"], re.DOTALL)[:1]
     return {
-        "stack": int(stack),
+        "spilled": spilled_in_loops(machine_code),
         "shared": code.metadata.shared,
         "copies": sorted(
             {int(size, 0) for size in re.findall(r"cp\.async\.c\w\.\S+ .*?, (\w+)", ptx)}
