@@ -118,7 +118,7 @@ def annotate_runs(grafana: Grafana, runs: Path, since: float) -> int:
         if run.get("started", 0.0) < since:
             continue
         text = f"experiment {run['experiment']}, {run['point']}, repeat {run['repeat'] + 1}"
-        end = run["started"] + run["seconds"]
+        end = run.get("ended", run["started"] + run["seconds"])
         annotate(grafana, f"{text}: {run['arm']}", run["started"], end, [run["arm"]])
         marked += 1
     return marked

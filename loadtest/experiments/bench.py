@@ -5,11 +5,12 @@
 MODEL, HICACHE_GB, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the environment set the
 defaults of the options with those names; --plan says how long it will take. All servers of an
 experiment are up at once, so that the host holds L2 for each, and 10 GiB that SGLang leaves free.
-They take load one at a time, in an order that is turned round from repeat to repeat; caches are
-flushed before each run. Every run is a line of DIR/runs.jsonl as soon as it is over, so that an
-interrupted bench goes on where it stopped. A run whose server is not what its layout says, or in
-which this process itself was held up, is kept, marked, left out of every figure, and repeated next
-time; the bench then ends with a non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are
+They take load one at a time, in an order that is turned round from repeat to repeat, and in the
+sweep in turns of as many requests as run at once; caches are flushed before each run. Every run is
+a line of DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it
+stopped. A run whose server is not what its layout says, or in which this process itself was held
+up, is kept, marked, left out of every figure, and repeated next time; the bench then ends with a
+non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are
 marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -32,56 +33,26 @@ import torch
 
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment, report
-from loadtest.experiments.arms import ARMS, Arm, arms_named
-from loadtest.experiments.checks import deltas, reasons_disturbed, reasons_invalid
-from loadtest.experiments.client import BenchError, Client, closed_loop, undisturbed
+from loadtest.experiments.arms import ARMS, arms_named
+from loadtest.experiments.client import BenchError
+from loadtest.experiments.measure import Bench, missing, run_all
 from loadtest.experiments.plan import (
     CPU,
     EXPERIMENTS,
     GPU,
-    WARM_UP_S,
     Experiment,
-    Point,
-    Scale,
     experiment,
 )
 from loadtest.experiments.progress import Progress
-from loadtest.experiments.rest import settled, warm_up
 from loadtest.experiments.runs import RunLog
 from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
+from loadtest.servers import ServerError, serving
 
 #: Arms of each experiment, where ARMS is not given; the mover needs CUDA.
 DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": "bf16,int8"}
 
 #: How SGLang spells tensor parallelism.
 TP_ARGS = ("--tp-size", "--tp", "--tensor-parallel-size")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What is measured, where, and with what."""
-
-    model: Path
-    geometry: KVGeometry
-    scale: Scale
-    cpu: bool
-    server_args: tuple[str, ...]
-    logs: Path
-
-    def server(self, plan: Experiment, arm: Arm) -> Server:
-        """The arm's server, not yet started."""
-        return Server(
-            arm.name,
-            self.model,
-            self.logs / f"{plan.name}-{arm.name}.log",
-            (
-                *(CPU_ARGS if self.cpu else ()),
-                *plan.server_args(arm, self.geometry),
-                *self.server_args,
-            ),
-            {**(CPU_ENV if self.cpu else {}), **plan.server_env(arm)},
-        )
 
 
 def main() -> int:
@@ -106,7 +77,7 @@ def main() -> int:
     began = time.time()
     deadline = time.monotonic() + options.budget if options.budget else None
     progress = Progress(
-        sum(plan.seconds(bench.geometry) for plan in plans if _missing(plan, log)), deadline
+        sum(plan.seconds(bench.geometry) for plan in plans if missing(plan, log)), deadline
     )
     try:
         for plan in plans:
@@ -128,7 +99,7 @@ def main() -> int:
             + "; ".join(run["invalid"]),
             file=sys.stderr,
         )
-    left = sum(len(_missing(plan, log)) for plan in plans)
+    left = sum(len(due.arms) for plan in plans for due in missing(plan, log))
     if left:
         print(f"{left} runs are left: the same command goes on from here.")
     return 1 if invalid else 0
@@ -261,106 +232,23 @@ def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
                 f"  {point.name}: {point.groups} x {point.prefix} tokens"
                 f"{', filled first' if point.fill else ''}, {point.requests} requests of "
                 f"+{point.suffix} tokens and {point.output} out, {point.concurrency} at a time, "
-                f"{point.repeats} times"
+                f"{point.repeats} times{', arms by turns' if point.turn else ''}"
             )
     total = sum(plan.seconds(bench.geometry) for plan in plans)
     print(f"about {total / 60:.0f} min in all")
 
 
-def _missing(plan: Experiment, log: RunLog) -> list[tuple[Point, int, Arm]]:
-    """The runs that are still to do, repeat by repeat, arms turned round in between.
-
-    So that a bench that is cut short has every point, if less often.
-    """
-    runs = []
-    for repeat in range(max(point.repeats for point in plan.points)):
-        arms = plan.arms if repeat % 2 == 0 else plan.arms[::-1]
-        runs += [
-            (point, repeat, arm)
-            for point in plan.points
-            if repeat < point.repeats
-            for arm in arms
-            if not log.has(plan.name, point.name, repeat, arm.name)
-        ]
-    return runs
-
-
 def _measure(bench: Bench, plan: Experiment, log: RunLog, progress: Progress) -> None:
-    missing = _missing(plan, log)
-    if not missing or progress.over:
+    due = missing(plan, log)
+    if not due or progress.over:
         return
-    arms = [arm for arm in plan.arms if any(each is arm for _, _, each in missing)]
+    arms = [arm for arm in plan.arms if any(arm in each.arms for each in due)]
     servers = [bench.server(plan, arm) for arm in arms]
     progress.say(f"experiment {plan.name}: starting {', '.join(arm.name for arm in arms)}")
     with serving(*servers, timeout=600):
         progress.done(bench.scale.speed.start_s)
         urls = {arm.name: server.url for arm, server in zip(arms, servers, strict=True)}
-        asyncio.run(_run_all(bench, plan, urls, missing, log, progress))
-
-
-async def _run_all(
-    bench: Bench,
-    plan: Experiment,
-    urls: dict[str, str],
-    missing: Sequence[tuple[Point, int, Arm]],
-    log: RunLog,
-    progress: Progress,
-) -> None:
-    for name, url in urls.items():
-        progress.say(f"experiment {plan.name}: warming up {name}")
-        async with Client(url) as client:
-            await warm_up(client, plan.points[0])
-        progress.done(WARM_UP_S)
-    for point, repeat, arm in missing:
-        if progress.over:
-            return
-        progress.say(f"experiment {plan.name}, {point.name}, repeat {repeat + 1}: {arm.name}")
-        async with Client(urls[arm.name]) as client:
-            log.add(await _run(bench, plan, point, repeat, arm, client))
-        expected = point.seconds(bench.scale.speed, plan.capacity(arm, bench.geometry))
-        progress.done(expected)
-
-
-async def _run(
-    bench: Bench, plan: Experiment, point: Point, repeat: int, arm: Arm, client: Client
-) -> dict[str, Any]:
-    """One run: from empty caches, with the same prompts for every arm of the repeat."""
-    fill, measured = point.prompts(seed=repeat)
-    await client.flush()
-    before = await client.metrics()
-    filled, _ = await closed_loop(client, fill, 1, point.concurrency)
-    started = time.time()
-    async with undisturbed() as held_up:
-        timings, elapsed = await closed_loop(client, measured, point.output, point.concurrency)
-    after = await settled(client)
-    invalid = reasons_invalid(plan, arm, bench.geometry, [*filled, *timings], before, after)
-    invalid += reasons_disturbed(timings, held_up.seconds)
-    return {
-        "experiment": plan.name,
-        "point": point.name,
-        "repeat": repeat,
-        "arm": arm.name,
-        "workload": {
-            "groups": point.groups,
-            "prefix": point.prefix,
-            "suffix": point.suffix,
-            "output": point.output,
-            "requests": point.requests,
-            "concurrency": point.concurrency,
-            "fill": point.fill,
-            "choice": point.choice,
-        },
-        "l1_tokens": plan.l1_of(arm),
-        "l2_tokens": plan.capacity(arm, bench.geometry),
-        "bytes_per_token": arm.bytes_per_token(bench.geometry),
-        "stock_tokens": bench.scale.stock_tokens(bench.geometry),
-        "started": started,
-        "seconds": elapsed,
-        "held_up_ms": round(held_up.seconds * 1e3, 3),
-        "requests": [timing.as_dict() for timing in timings],
-        "metrics": deltas(before, after),
-        "invalid": invalid,
-    }
+        asyncio.run(run_all(bench, plan, urls, due, log, progress))
 
 
 def _annotate(runs: Path, began: float) -> None:

@@ -99,6 +99,8 @@ class Point:
     """One workload: ``requests`` requests over ``groups`` prefixes.
 
     choice: how a request's prefix is chosen, as in SharedPrefix.
+    turn: how many requests an arm answers before the next arm has its turn, so that a host that is
+        slower for a second is so for all; None: all of a run's.
     fill: have every prefix computed once before measuring, so that what is measured is the
         returning traffic; otherwise a run measures its cold misses too.
     """
@@ -113,6 +115,7 @@ class Point:
     fill: bool
     repeats: int
     choice: Literal["uniform", "dealt"] = "uniform"
+    turn: int | None = None
 
     def prompts(self, seed: int) -> tuple[list[list[int]], list[list[int]]]:
         """The prompts of the fill and of the measured part, the same for the same seed."""
@@ -242,7 +245,7 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
     """Few output tokens: TTFT is what the sweep is about.
 
     Where all fits, only many runs show that nothing is lost; elsewhere the gain is large, and half
-    as many do.
+    as many do. All have the same length, so that a turn of as many as run at once ends as one.
     """
     output = max(1, base.output // 8)
 
@@ -258,6 +261,7 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
             output=output,
             requests=requests,
             fill=True,
+            turn=base.concurrency,
             repeats=base.repeats if share <= 1 else max(1, base.repeats // 2),
         )
 

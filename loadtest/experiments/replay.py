@@ -32,9 +32,9 @@ from tqdm import tqdm
 from hiqcache.geometry import KVGeometry
 from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
-from loadtest.experiments.bench import Bench
 from loadtest.experiments.checks import reasons_invalid
 from loadtest.experiments.client import BenchError, Client, Timing
+from loadtest.experiments.measure import Bench
 from loadtest.experiments.plan import CPU, GPU, Experiment, Point
 from loadtest.experiments.rest import settled, warm_up
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs

@@ -165,10 +165,17 @@ def _pair(treatment: Run, control: Run) -> dict[str, float]:
 
 
 def _pooled(pairs: Sequence[tuple[Run, Run]]) -> dict[str, dict[str, float]]:
-    """Differences over all pairs, each with its interval."""
+    """Differences over all pairs, each with its interval; turns are pairs of their own."""
 
     def compare(values: Callable[[Run], Sample], statistic: Callable[..., float]) -> Interval:
-        return bootstrap_pairs([(values(a), values(b)) for a, b in pairs], statistic)
+        samples = [
+            (left[first : first + turn], right[first : first + turn])
+            for a, b in pairs
+            for left, right in [(values(a), values(b))]
+            for turn in [a["workload"].get("turn") or len(left)]
+            for first in range(0, len(left), turn)
+        ]
+        return bootstrap_pairs(samples, statistic)
 
     def ttft(run: Run) -> Sample:
         return _field([run], "ttft_ms")

@@ -99,6 +99,23 @@ def test_figures_follow_from_the_runs() -> None:
     assert summaries["sweep"]["fits_ttft_ratio"]["int8"]["value"] == pytest.approx(0.99, abs=0.01)
 
 
+def test_requests_of_a_turn_are_no_independent_samples() -> None:
+    def width(turn: int | None) -> float:
+        pair = []
+        for arm, late in (("bf16", 2), ("int8", 1)):
+            one = run("sweep", arm)
+            one["workload"]["turn"] = turn
+            # Three turns of two requests, of which one comes late.
+            for index, request in enumerate(one["requests"]):
+                request["ttft_ms"] = 200.0 if index // 2 == late else 100.0
+            pair.append(one)
+        ratio = summarise(pair)["sweep"]["fits_ttft_ratio"]["int8"]
+        assert ratio["value"] == 1
+        return float(ratio["high"] - ratio["low"])
+
+    assert width(2) > 1.2 * width(None)
+
+
 def test_invalid_runs_never_count() -> None:
     runs = everything()
     runs.append(run("b", "int8", 0, ttft=1.0, invalid=["L2 holds 1 tokens"]))
