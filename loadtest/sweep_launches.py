@@ -1,8 +1,8 @@
 """Times the fused transfer over launch shapes, and what a GEMM and a decode step lose beside each.
 
 `python -m loadtest.sweep_launches` on a CUDA GPU with SGLang; where BACKUP, RESTORE and
-LAUNCH_TOKENS in hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, page_first, and
-128 as ms_short; SGLang's own pool is the first row of each direction.
+LAUNCH_TOKENS in hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, and 128 as
+ms_short; SGLang's own pool, page_first, is the first row of each direction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import RecordLayout, tokens_in_gigabytes
+from hiqcache.record import Order, RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import LAUNCH_TOKENS, FusedTransfer, Launch
 from loadtest.bench_transfers import (
@@ -59,6 +59,7 @@ class Tile(NamedTuple):
     elements: int
     warps: int
     stages: int = 1
+    order: Order = "page_first"
 
 
 class Sweep(NamedTuple):
@@ -73,6 +74,8 @@ class Sweep(NamedTuple):
 SWEEPS = (
     Sweep(Tile("int8", "backup", 8192, 8), (6, 8, 10)),
     Sweep(Tile("int8-rot", "backup", 8192, 8), (12, 16)),
+    Sweep(Tile("int8", "backup", 8192, 8, order="layer_first"), (8, 10)),
+    Sweep(Tile("int8-rot", "backup", 8192, 8, order="layer_first"), (12, 16)),
     Sweep(Tile("int8", "restore", 8192, 8, 5), (7, 8, 9, 10)),
     Sweep(Tile("int8", "restore", 8192, 8, 5), (8,), (2 * LAUNCH_TOKENS, 4 * LAUNCH_TOKENS)),
     Sweep(Tile("int8", "restore", 8192, 8, 3), (8, 10, 12)),
@@ -95,14 +98,20 @@ def transfer(
     v: list[torch.Tensor],
     launch_tokens: int = LAUNCH_TOKENS,
 ) -> tuple[FusedTransfer, RecordLayout]:
-    """A transfer that launches ``tile`` in its direction, and its layout in ``host``."""
+    """A transfer that launches ``tile`` in its direction, and its layout in ``host``.
+
+    Raises ValueError where the GPU has not the shared memory.
+    """
     codec = get_codec(tile.codec)
-    layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM))
+    layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM), order=tile.order)
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
     launch = Launch(tile.elements, programs, tile.warps, tile.stages)
     chosen = {tile.direction: launch}
-    return FusedTransfer(codec, arena, k, v, launch_tokens=launch_tokens, **chosen), layout
+    mover = FusedTransfer(codec, arena, k, v, launch_tokens=launch_tokens, **chosen)
+    if mover.launches[tile.direction] != launch:
+        raise ValueError(f"this GPU has room for {mover.launches[tile.direction].stages} stages")
+    return mover, layout
 
 
 def compiled(tile: Tile) -> str | None:

@@ -48,9 +48,10 @@ class Transfer(ABC):
     """Moves rows between one device pool and one arena.
 
     ``device_k`` and ``device_v`` are the pool's buffers, one a layer: ``[slots, heads, head_dim]``,
-    rows contiguous, the slot axis of any stride. Both methods enqueue all their work on the current
-    stream before they return, and touch only the slots and rows that the indices name. Indices are
-    int64 ``[tokens]``, on the CPU or on the device, each slot at most once.
+    rows contiguous, the slot axis of any stride that the transfer serves. Both methods enqueue all
+    their work on the current stream before they return, and touch only the slots and rows that the
+    indices name. Indices are int64 ``[tokens]``, on the CPU or on the device, each slot at most
+    once.
     """
 
     name: ClassVar[str]

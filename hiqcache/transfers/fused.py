@@ -22,8 +22,8 @@ from hiqcache.transfers.indices import IndexSender
 class Launch(NamedTuple):
     """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each.
 
-    ``stages`` is Triton's num_stages of a restore's loop. A tile's slots are loaded before its
-    records, so two more stages put one more tile's records under way.
+    ``stages`` is Triton's num_stages of a restore's loop: with int8, a tile is decoded while the
+    records of ``stages`` - 2 more are under way; with int8-rot, of half as many.
     """
 
     elements: int
@@ -33,10 +33,10 @@ class Launch(NamedTuple):
 
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
-# results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
-# multiprocessors; fewer leave PCIe idle. Restore: every multiprocessor that it takes slows a decode
-# step beside it, so few programs have several tiles each on their way. int8-rot's take longer to
-# decode one.
+# results/h200/launches.json; layer_first by loadtest/bench_transfers.py). Backup: more programs
+# pile up writes that slow a GEMM on the other multiprocessors; fewer leave PCIe idle. Restore:
+# every multiprocessor that it takes slows a decode step beside it, so few programs have several
+# tiles each on their way. int8-rot's take longer to decode one.
 BACKUP = {
     ("int8", "page_first"): Launch(8192, 8, 8),
     ("int8", "layer_first"): Launch(8192, 10, 8),
@@ -83,11 +83,11 @@ class _Restore:
 class FusedTransfer(Transfer):
     """Reads and writes pinned host memory from the kernels; holds no staging memory.
 
-    Serves codecs int8 and int8-rot, any number of heads, a head_dim that is a multiple of 16, and
-    packed or padded records in any layout. One launch for a backup, one a layer for a long restore.
-    The launches of a short one would take longer than its bytes, so a launch serves more and more
-    layers there, some before they are asked for (LAUNCH_TOKENS). The kernels are compiled here, so
-    that no transfer waits for a compiler.
+    Serves codecs int8 and int8-rot, any number of heads, a head_dim that is a multiple of 16,
+    packed or padded records in any layout, and device buffers that have one slot stride. One launch
+    for a backup, one a layer for a long restore. The launches of a short one would take longer than
+    its bytes, so a launch serves more and more layers there, some before they are asked for
+    (LAUNCH_TOKENS). The kernels are compiled here, so that no transfer waits for a compiler.
 
     Indices on the CPU are sent through pinned memory; the layers of a restore share one copy.
     Indices on the device must live until the stream has passed (SGLang records its index tensors
@@ -151,6 +151,11 @@ class FusedTransfer(Transfer):
             geometry | {"LARGEST": torch.finfo(self._dtype).max},
             self._restore_arguments(0, 1, none, none),
         )
+
+    @property
+    def launches(self) -> dict[str, Launch]:
+        """How wide backup and restore run on this GPU."""
+        return {"backup": self._backup_launch, "restore": self._restore_launch}
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         if len(host_indices) == 0:
@@ -292,7 +297,7 @@ class FusedTransfer(Transfer):
                         f"are too small for a token of its rows ({error}): use "
                         f"HIQCACHE_TRANSFER=torch."
                     ) from error
-                launch = launch._replace(stages=max(launch.stages - 2, 1))
+                launch = launch._replace(stages=launch.stages - 1)
 
     def _rows(self, launch: Launch) -> int:
         """Head rows of a tile: whole tokens."""

@@ -278,8 +278,8 @@ def restore(
     ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
     whole numbers below 2^24, exact in any order.
 
-    Triton makes of the loop's loads asynchronous copies into shared memory, STAGES deep; a load of
-    less than four bytes would not be one, and would wait for PCIe in every round.
+    Triton makes of the loop's loads asynchronous copies into shared memory, rounds ahead by STAGES;
+    a load of less than four bytes would not be one, and would wait for PCIe in every round.
     """
     column = tl.arange(0, DIM_BLOCK)[None, :]
     if ROTATE:

@@ -10,8 +10,8 @@ sweep in turns of as many requests as run at once; caches are flushed before eac
 a line of DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it
 stopped. A run whose server is not what its layout says, or in which this process itself was held
 up, is kept, marked, left out of every figure, and repeated next time; the bench then ends with a
-non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are
-marked in that Grafana afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
+non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are marked in that Grafana afterwards
+(monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
 from __future__ import annotations

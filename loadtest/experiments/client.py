@@ -63,7 +63,8 @@ class Client:
         self._session = aiohttp.ClientSession(
             base_url=self._url,
             timeout=self._timeout,
-            connector=aiohttp.TCPConnector(limit=0),
+            # SGLang closes a connection that was idle for 5 s; no request must go out on one.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             read_bufsize=1 << 20,
         )
         return self

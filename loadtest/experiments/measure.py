@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -16,10 +17,13 @@ from loadtest.experiments.client import Client, Timing, closed_loop, undisturbed
 from loadtest.experiments.plan import WARM_UP_S, Experiment, Point, Scale
 from loadtest.experiments.progress import Progress
 from loadtest.experiments.rest import settled, warm_up
-from loadtest.experiments.runs import RunLog
+from loadtest.experiments.runs import Run, RunLog, turn_of
 from loadtest.servers import CPU_ARGS, CPU_ENV, Server
 
 Prompt = Sequence[int]
+
+#: Before each turn, for what the other arm's server still writes to L2.
+TURN_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,19 @@ def missing(plan: Experiment, log: RunLog) -> list[Due]:
     for repeat in range(max(point.repeats for point in plan.points)):
         arms = plan.arms if repeat % 2 == 0 else plan.arms[::-1]
         for point in (point for point in plan.points if repeat < point.repeats):
-            left = [arm for arm in arms if not log.has(plan.name, point.name, repeat, arm.name)]
-            if left and point.turn is not None:
-                due.append(Due(point, repeat, arms))
-            else:
+            runs = [log.find(plan.name, point.name, repeat, arm.name) for arm in arms]
+            left = [arm for arm, run in zip(arms, runs, strict=True) if run is None]
+            if point.turn is None:
                 due += [Due(point, repeat, (arm,)) for arm in left]
+            elif left or not _took_turns([run for run in runs if run], point.turn):
+                due.append(Due(point, repeat, arms))
     return due
+
+
+def _took_turns(runs: Sequence[Run], turn: int) -> bool:
+    """Whether the runs' arms took turns of ``turn`` requests with each other."""
+    begun = {turn_of(run) for run in runs}
+    return len(begun) == 1 and begun.pop()[0] == turn
 
 
 def turns(
@@ -129,6 +140,8 @@ async def _run(
         started = time.time()
         async with undisturbed() as held_up:
             for name, prompts in turns(names, measured, point.turn):
+                if point.turn is not None:
+                    await asyncio.sleep(TURN_PAUSE_S)
                 taken, seconds = await closed_loop(
                     clients[name], prompts, point.output, point.concurrency
                 )
@@ -136,30 +149,35 @@ async def _run(
                 elapsed[name] += seconds
         ended = time.time()
         after = {name: await settled(client) for name, client in clients.items()}
-    runs = []
-    for arm in due.arms:
-        answers = timings[arm.name]
-        invalid = reasons_invalid(
-            plan,
-            arm,
-            bench.geometry,
-            [*filled[arm.name], *answers],
-            before[arm.name],
-            after[arm.name],
+    # What spoils one arm's run spoils those that took turns with it.
+    invalid = [
+        reason
+        for arm in due.arms
+        for reason in (
+            *reasons_invalid(
+                plan,
+                arm,
+                bench.geometry,
+                [*filled[arm.name], *timings[arm.name]],
+                before[arm.name],
+                after[arm.name],
+            ),
+            *reasons_disturbed(timings[arm.name], held_up.seconds),
         )
-        runs.append(
-            _described(bench, plan, due, arm)
-            | {
-                "started": started,
-                "ended": ended,
-                "seconds": elapsed[arm.name],
-                "held_up_ms": round(held_up.seconds * 1e3, 3),
-                "requests": [timing.as_dict() for timing in answers],
-                "metrics": deltas(before[arm.name], after[arm.name]),
-                "invalid": invalid + reasons_disturbed(answers, held_up.seconds),
-            }
-        )
-    return runs
+    ]
+    return [
+        {
+            **_described(bench, plan, due, arm),
+            "started": started,
+            "ended": ended,
+            "seconds": elapsed[arm.name],
+            "held_up_ms": round(held_up.seconds * 1e3, 3),
+            "requests": [timing.as_dict() for timing in timings[arm.name]],
+            "metrics": deltas(before[arm.name], after[arm.name]),
+            "invalid": invalid,
+        }
+        for arm in due.arms
+    ]
 
 
 def _described(bench: Bench, plan: Experiment, due: Due, arm: Arm) -> dict[str, Any]:

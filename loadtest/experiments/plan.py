@@ -245,7 +245,8 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
     """Few output tokens: TTFT is what the sweep is about.
 
     Where all fits, only many runs show that nothing is lost; elsewhere the gain is large, and half
-    as many do. All have the same length, so that a turn of as many as run at once ends as one.
+    as many do. All have the same length, so that those of a turn, as many as run at once, end
+    about together.
     """
     output = max(1, base.output // 8)
 

@@ -123,11 +123,22 @@ def _sweep(summary: Summary, plot: Path) -> Section:
         [
             "Every prefix is computed once before the measured requests. «All fits»: the prefixes "
             "and everything else that the run leaves in L2 fit BF16's L2 too, so that no gain can "
-            f"be had. Mean TTFT over BF16's, all such runs pooled: {fits or 'none ran'}.",
+            f"be had. Mean TTFT over BF16's, all such runs pooled: {fits or 'none ran'}."
+            + _by_turns(summary),
             tables.made_with(summary["setup"]),
         ],
         [tables.sweep(summary)],
         plots.sweep(summary, plot),
+    )
+
+
+def _by_turns(summary: Summary) -> str:
+    turn = summary["rows"][0].get("turn")
+    if not turn:
+        return ""
+    return (
+        f" The arms take turns of {turn} requests; brackets: 95 % bootstrap intervals, which draw "
+        "runs and turns within them."
     )
 
 

@@ -23,10 +23,11 @@ class RunLog:
         _drop_unfinished_line(file)
         self.runs = read(file)
 
-    def has(self, experiment: str, point: str, repeat: int, arm: str) -> bool:
-        """Whether a valid run of that name was made with the same model, versions and hardware."""
+    def find(self, experiment: str, point: str, repeat: int, arm: str) -> Run | None:
+        """The last valid run of that name with the same model, versions and hardware."""
         key = (experiment, point, repeat, arm)
-        return any(_key(run) == key and not run["invalid"] for run in self._own())
+        found = [run for run in self._own() if _key(run) == key and not run["invalid"]]
+        return found[-1] if found else None
 
     def add(self, run: Run) -> None:
         """Append a run."""
@@ -60,6 +61,12 @@ def read(file: Path) -> list[Run]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{file}, line {number}: {error}") from error
     return runs
+
+
+def turn_of(run: Run) -> tuple[int | None, float | None]:
+    """The same for arms that took turns with each other: requests a turn, and when they began."""
+    turn = run["workload"].get("turn")
+    return turn, run["started"] if turn else None
 
 
 def _drop_unfinished_line(file: Path) -> None:

@@ -61,13 +61,14 @@ def bootstrap_pairs(
     pairs: Sequence[tuple[Sample, Sample]],
     statistic: Callable[[Sample, Sample], float],
     resamples: int = RESAMPLES,
+    turn: int = 1,
 ) -> Interval:
     """The 95 % percentile interval of ``statistic(treatment, control)`` over paired runs.
 
     Each pair holds the measurements of one treatment run and of its control run, row by row of the
-    same requests. Pairs are drawn with replacement, then requests within each pair, the same ones
-    for both runs, so that the spread between runs and within them is in the interval, and the
-    spread between prompts is not. Raises ValueError where rows are missing.
+    same requests. Pairs are drawn with replacement, then turns of ``turn`` requests within each
+    pair, the same ones for both runs, so that the spread between runs and within them is in the
+    interval, and the spread between prompts is not. Raises ValueError where rows are missing.
     """
     if not pairs or any(len(a) != len(b) or not len(a) for a, b in pairs):
         raise ValueError("every pair needs the same requests of both arms")
@@ -76,7 +77,10 @@ def bootstrap_pairs(
     for _ in range(resamples):
         left, right = [], []
         for index in generator.integers(0, len(pairs), size=len(pairs)):
-            rows = generator.integers(0, len(pairs[index][0]), size=len(pairs[index][0]))
+            firsts = np.arange(0, len(pairs[index][0]), turn)
+            drawn = firsts[generator.integers(0, len(firsts), size=len(firsts))]
+            rows = (drawn[:, np.newaxis] + np.arange(turn)).ravel()
+            rows = rows[rows < len(pairs[index][0])]
             left.append(pairs[index][0][rows])
             right.append(pairs[index][1][rows])
         estimates.append(statistic(np.concatenate(left), np.concatenate(right)))

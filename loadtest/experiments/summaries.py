@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.experiments.runs import Run
+from loadtest.experiments.runs import Run, turn_of
 from loadtest.experiments.statistics import Interval, Sample, bootstrap, bootstrap_pairs
 
 #: Every comparison is against this arm.
@@ -99,6 +99,7 @@ def _sweep(runs: Sequence[Run]) -> dict[str, Any]:
                     "arm": arm,
                     "prefix": workload["prefix"],
                     "groups": workload["groups"],
+                    "turn": workload.get("turn"),
                     "prefix_share": workload["groups"] * workload["prefix"] / control["l2_tokens"],
                     "working_set_tokens": working_set,
                     "fits": fits,
@@ -165,17 +166,11 @@ def _pair(treatment: Run, control: Run) -> dict[str, float]:
 
 
 def _pooled(pairs: Sequence[tuple[Run, Run]]) -> dict[str, dict[str, float]]:
-    """Differences over all pairs, each with its interval; turns are pairs of their own."""
+    """Differences over all pairs, each with its interval."""
+    turn = pairs[0][0]["workload"].get("turn") or 1
 
     def compare(values: Callable[[Run], Sample], statistic: Callable[..., float]) -> Interval:
-        samples = [
-            (left[first : first + turn], right[first : first + turn])
-            for a, b in pairs
-            for left, right in [(values(a), values(b))]
-            for turn in [a["workload"].get("turn") or len(left)]
-            for first in range(0, len(left), turn)
-        ]
-        return bootstrap_pairs(samples, statistic)
+        return bootstrap_pairs([(values(a), values(b)) for a, b in pairs], statistic, turn=turn)
 
     def ttft(run: Run) -> Sample:
         return _field([run], "ttft_ms")
@@ -198,12 +193,17 @@ def _pooled(pairs: Sequence[tuple[Run, Run]]) -> dict[str, dict[str, float]]:
 
 
 def _pairs(runs: Sequence[Run], arm: str) -> list[tuple[Run, Run]]:
-    """(run of ``arm``, run of the control) of each repeat that has both."""
+    """(run of ``arm``, run of the control) of each repeat that has both.
+
+    Where arms take turns, of those that took them with each other.
+    """
     by_name = {(run["point"], run["repeat"], run["arm"]): run for run in runs}
     return [
         (by_name[point, repeat, arm], run)
         for (point, repeat, name), run in by_name.items()
-        if name == CONTROL and (point, repeat, arm) in by_name
+        if name == CONTROL
+        and (point, repeat, arm) in by_name
+        and turn_of(by_name[point, repeat, arm]) == turn_of(run)
     ]
 
 

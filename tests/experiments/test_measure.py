@@ -22,9 +22,11 @@ def log(tmp_path: Path) -> RunLog:
     return RunLog(tmp_path / "runs.jsonl", SETUP)
 
 
-def run(name: str, point: str, repeat: int, arm: str, **more: Any) -> dict[str, Any]:
-    of = {"experiment": name, "point": point, "repeat": repeat, "arm": arm}
-    return {**of, "invalid": [], **more}
+def run(
+    name: str, point: str, repeat: int, arm: str, started: float = 1.0, **more: Any
+) -> dict[str, Any]:
+    of = {"experiment": name, "point": point, "repeat": repeat, "arm": arm, "started": started}
+    return {**of, "workload": {"turn": 2 if name == "sweep" else None}, "invalid": [], **more}
 
 
 def test_every_point_comes_once_before_any_comes_again(log: RunLog) -> None:
@@ -43,8 +45,18 @@ def test_arms_that_take_turns_are_measured_again_together(log: RunLog) -> None:
     log.add(run("sweep", first, 0, "int8", invalid=["the load generator was held up"]))
     due = missing(plan, log)[0]
     assert (due.point.name, due.arms) == (first, ARMS_OF_SWEEP)
-    log.add(run("sweep", first, 0, "int8"))
+    log.add(run("sweep", first, 0, "int8", started=2.0))  # from another sitting than BF16's
+    assert missing(plan, log)[0].point.name == first
+    log.add(run("sweep", first, 0, "bf16", started=2.0))
     assert missing(plan, log)[0].point.name != first
+
+
+def test_runs_from_before_arms_took_turns_do_not_count_as_such(log: RunLog) -> None:
+    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, KVGeometry(36, 8, 128), repeats=1)
+    first = plan.points[0].name
+    for arm in ("bf16", "int8"):
+        log.add(run("sweep", first, 0, arm, workload={}))
+    assert missing(plan, log)[0].point.name == first
 
 
 def test_arms_that_do_not_are_measured_one_by_one(log: RunLog) -> None:

@@ -103,7 +103,7 @@ def test_requests_of_a_turn_are_no_independent_samples() -> None:
     def width(turn: int | None) -> float:
         pair = []
         for arm, late in (("bf16", 2), ("int8", 1)):
-            one = run("sweep", arm)
+            one = run("sweep", arm, started=0.0)
             one["workload"]["turn"] = turn
             # Three turns of two requests, of which one comes late.
             for index, request in enumerate(one["requests"]):
@@ -114,6 +114,28 @@ def test_requests_of_a_turn_are_no_independent_samples() -> None:
         return float(ratio["high"] - ratio["low"])
 
     assert width(2) > 1.2 * width(None)
+
+
+def test_runs_that_differ_widen_an_interval_whose_turns_agree() -> None:
+    runs = []
+    for repeat, ttft in enumerate((90.0, 110.0)):
+        for arm, value in (("bf16", 100.0), ("int8", ttft)):
+            one = run("sweep", arm, repeat, started=float(repeat))
+            one["workload"]["turn"] = 2
+            for request in one["requests"]:
+                request["ttft_ms"] = value
+            runs.append(one)
+    ratio = summarise(runs)["sweep"]["fits_ttft_ratio"]["int8"]
+    assert (ratio["low"], ratio["high"]) == pytest.approx((0.9, 1.1))
+
+
+def test_arms_that_took_turns_with_others_are_no_pair() -> None:
+    runs = [run("sweep", arm, started=float(at)) for at, arm in enumerate(("bf16", "int8"))]
+    for one in runs:
+        one["workload"]["turn"] = 2
+    assert summarise(runs)["sweep"]["rows"] == []
+    runs[1]["started"] = 0.0
+    assert len(summarise(runs)["sweep"]["rows"]) == 1
 
 
 def test_invalid_runs_never_count() -> None:
@@ -154,8 +176,8 @@ def test_a_log_goes_on_after_a_kill(tmp_path: Path) -> None:
     log.add(run("b", "int8", invalid=["torn"]))
     file.write_bytes(file.read_bytes() + b'{"experiment": "b", "poi')
     again = RunLog(file, SETUP)
-    assert again.has("b", "oversubscribed", 0, "bf16")
-    assert not again.has("b", "oversubscribed", 0, "int8"), "an invalid run is made again"
+    assert again.find("b", "oversubscribed", 0, "bf16") is not None
+    assert again.find("b", "oversubscribed", 0, "int8") is None, "an invalid run is made again"
     again.add(run("b", "int8"))
     assert len(read(file)) == 3
 
@@ -163,7 +185,7 @@ def test_a_log_goes_on_after_a_kill(tmp_path: Path) -> None:
 def test_another_setup_resumes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     RunLog(file, SETUP).add(run("b", "bf16"))
-    assert not RunLog(file, {**SETUP, "model": "other"}).has("b", "oversubscribed", 0, "bf16")
+    assert RunLog(file, {**SETUP, "model": "other"}).find("b", "oversubscribed", 0, "bf16") is None
 
 
 def test_readme_tables_follow_results(tmp_path: Path) -> None:

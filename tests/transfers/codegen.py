@@ -3,7 +3,7 @@
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
 not the interpreter's. JSON lines: codec, heads, dim, kernel; of the machine code, accesses of
 spilled registers in loops; bytes of shared memory, widths of global loads and stores, sizes of
-asynchronous copies, and how often a round of the loop waits for them.
+asynchronous copies, and how many of them may be pending when a round of the loop waits for others.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ def spilled_in_loops(machine_code: str) -> int:
             seen[label[1]] = number
         elif branch := re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line):
             within.update(range(seen.get(branch[1], number), number))
+    # A kernel ends in a branch to itself, so that this alone is no loop.
+    if len(within) < 20:
+        raise ValueError("no loop was found in the machine code")
     return sum(bool(re.search(r"\b(LDL|STL)\b", lines[number])) for number in within)
 
 
@@ -78,7 +81,6 @@ def describe(code: Any) -> dict[str, Any]:
         file.flush()
         command = [str(NVDISASM), "-c", file.name]
         machine_code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert re.search(r"\bBRA\b", machine_code)
     ptx = code.asm["ptx"]
     (loop,) = re.findall(r"scf\.for .*?scf\.yield|$", code.asm["ttgir"], re.DOTALL)[:1]
     return {
@@ -87,7 +89,7 @@ def describe(code: Any) -> dict[str, Any]:
         "copies": sorted(
             {int(size, 0) for size in re.findall(r"cp\.async\.c\w\.\S+ .*?, (\w+)", ptx)}
         ),
-        "waits": len(re.findall(r"ttg\.async_wait", loop)),
+        "pending": [int(number) for number in re.findall(r"ttg\.async_wait.*num = (\d+)", loop)],
         "loads": sorted(set(re.findall(r"ld\.global\.(\S+)", ptx))),
         "stores": sorted(set(re.findall(r"st\.global\.(\S+)", ptx))),
     }
@@ -101,8 +103,8 @@ def main() -> None:
         pool = Pool(shape, torch.device("cpu"))
         transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
         for kernel, launch, constants in (
-            (kernels.backup, transfer._backup_launch, transfer._backup_constants),
-            (kernels.restore, transfer._restore_launch, transfer._restore_constants),
+            (kernels.backup, transfer.launches["backup"], transfer._backup_constants),
+            (kernels.restore, transfer.launches["restore"], transfer._restore_constants),
         ):
             code = compiled(kernel, launch, constants, codec == "int8-rot")
             row = {"codec": codec, "heads": heads, "dim": dim, "kernel": kernel.__name__}

@@ -54,7 +54,9 @@ def test_a_restore_waits_once_a_round_for_what_it_asked_for_rounds_ago(
 ) -> None:
     """A load that is no copy, as of two bytes, would wait for PCIe each time."""
     for row in (row for row in rows if row["kernel"] == "restore"):
-        assert row["waits"] == 1, row
+        (pending,) = row["pending"]
+        # A round copies slots, device slots, bases, codes and scales.
+        assert pending >= 5, row
         rotation = ["v4.b32"] if row["codec"] == "int8-rot" else []
         assert row["loads"] == rotation, row
         assert max(row["copies"]) == (8 if rotation else 16), row

@@ -339,13 +339,14 @@ def test_a_launch_has_the_stages_that_the_gpu_has_room_for(
 
     pool, launch = Pool(BASE, device), Launch(1024, 1, 4, stages=6)
     monkeypatch.setattr("hiqcache.transfers.fused._compile", compiled)
-    FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
-    assert tried == [6, 4, 2]
+    transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
+    assert tried == [6, 5, 4, 3]
+    assert transfer.launches["restore"] == Launch(1024, 1, 4, stages=3)
     tried.clear()
     room = 0
     with pytest.raises(ValueError, match=r"262144.*use HIQCACHE_TRANSFER=torch"):
         FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
-    assert tried == [6, 4, 2, 1]
+    assert tried == [6, 5, 4, 3, 2, 1]
 
 
 class UnknownCodec(Int8Rot):

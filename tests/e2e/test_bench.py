@@ -1,0 +1,51 @@
+"""A bench's runs on real servers: what is filled, whose turn it is, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from hiqcache.geometry import KVGeometry
+from loadtest.experiments import environment
+from loadtest.experiments.arms import arms_named
+from loadtest.experiments.measure import Bench, missing, run_all
+from loadtest.experiments.plan import CPU, experiment
+from loadtest.experiments.progress import Progress
+from loadtest.experiments.runs import RunLog
+from loadtest.servers import serving
+
+SMALL = replace(CPU, shares=(), prefixes=(256,), requests=24)
+
+
+def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
+    model: Path, tmp_path: Path
+) -> None:
+    geometry = KVGeometry.from_path(model)
+    bench = Bench(model, geometry, SMALL, True, (), tmp_path)
+    plan = experiment("sweep", tuple(arms_named("bf16,int8")), SMALL, geometry, repeats=1)
+    (point,) = plan.points
+    setup = {"model": model.name, "environment": environment.describe()}
+    log = RunLog(tmp_path / "runs.jsonl", setup)
+    servers = [bench.server(plan, arm) for arm in plan.arms]
+    with serving(*servers, timeout=300):
+        urls = {server.name: server.url for server in servers}
+        asyncio.run(
+            run_all(bench, plan, urls, missing(plan, log), log, Progress(60.0, deadline=None))
+        )
+    stock, quantised = log.runs
+    assert missing(plan, log) == []
+    for run in (stock, quantised):
+        assert run["invalid"] == []
+        assert len(run["requests"]) == point.requests
+        assert all(request["ttft_ms"] > 0 for request in run["requests"])
+        # An arm's time is its turns', not the others'.
+        assert 0 < run["seconds"] < run["ended"] - run["started"]
+    assert stock["started"] == quantised["started"]
+    assert stock["seconds"] + quantised["seconds"] < stock["ended"] - stock["started"]
+    # The prefixes fit INT8's L2 and not BF16's.
+    hits = [
+        sum(request["device"] + request["host"] for request in run["requests"])
+        for run in (stock, quantised)
+    ]
+    assert hits[0] < hits[1] == point.requests * point.prefix
