@@ -33,10 +33,10 @@ class Launch(NamedTuple):
 
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
-# results/h200/launches.json; layer_first by loadtest/bench_transfers.py). Backup: more programs
-# pile up writes that slow a GEMM on the other multiprocessors; fewer leave PCIe idle. Restore:
-# every multiprocessor that it takes slows a decode step beside it, so few programs have several
-# tiles each on their way. int8-rot's take longer to decode one.
+# results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
+# multiprocessors; fewer leave PCIe idle, as eight do in layer_first (results/h200/transfers.json).
+# Restore: every multiprocessor that it takes slows a decode step beside it, so few programs have
+# several tiles each on their way. int8-rot's take longer to decode one.
 BACKUP = {
     ("int8", "page_first"): Launch(8192, 8, 8),
     ("int8", "layer_first"): Launch(8192, 10, 8),
@@ -125,13 +125,13 @@ class FusedTransfer(Transfer):
         self._check()
         backup = backup or BACKUP[codec.name, arena.layout.order]
         restore = restore or RESTORE[codec.name]
-        buffers = self._buffers()
-        self._bases = buffers.to(self._device)
+        bases = self._buffer_bases()
+        self._bases = bases.to(self._device)
         self._encode_matrix, self._decode_matrix = self._rotation()
         self._indices = IndexSender(self._device)
         self._restoring: _Restore | None = None
         self._launch_tokens = launch_tokens
-        geometry = self._geometry(buffers)
+        geometry = self._geometry(bases)
         none = torch.empty(0, dtype=torch.int64, device=self._device)
         self._backup_launch, self._backup_constants, self._backup_kernel = self._compiled(
             kernels.backup,
@@ -244,7 +244,7 @@ class FusedTransfer(Transfer):
                 "pinned (cudaHostRegister or pin_memory=True), and this arena's is not."
             )
 
-    def _buffers(self) -> torch.Tensor:
+    def _buffer_bases(self) -> torch.Tensor:
         """The kernels' bases, int64 ``[layers, 2]``."""
         first = self.device_k[0]
         return torch.tensor(
@@ -255,7 +255,7 @@ class FusedTransfer(Transfer):
             dtype=torch.int64,
         )
 
-    def _geometry(self, buffers: torch.Tensor) -> dict[str, Any]:
+    def _geometry(self, bases: torch.Tensor) -> dict[str, Any]:
         """What both kernels are compiled for; nothing in it depends on the number of pages."""
         planes = self._planes
         codes, scales = planes.k_codes, planes.k_scales
@@ -269,7 +269,7 @@ class FusedTransfer(Transfer):
             "SCALE_PAGE_STRIDE": scales.page_stride,
             "SCALE_SLOT_STRIDE": scales.slot_stride,
             "DEVICE_ALIGN": math.gcd(
-                VECTOR_BYTES, self.device_k[0].stride(0), *buffers.flatten().tolist()
+                VECTOR_BYTES, self.device_k[0].stride(0), *bases.flatten().tolist()
             ),
             "CODE_ALIGN": math.gcd(
                 *(VECTOR_BYTES, codes.page_stride, codes.slot_stride, codes.layer_stride),

@@ -133,8 +133,7 @@ def _sweep(summary: Summary, plot: Path) -> Section:
 
 
 def _by_turns(summary: Summary) -> str:
-    turn = summary["rows"][0].get("turn")
-    if not turn:
+    if not (turn := summary["turn"]):
         return ""
     return (
         f" The arms take turns of {turn} requests; brackets: 95 % bootstrap intervals, which draw "

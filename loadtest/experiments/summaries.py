@@ -99,7 +99,6 @@ def _sweep(runs: Sequence[Run]) -> dict[str, Any]:
                     "arm": arm,
                     "prefix": workload["prefix"],
                     "groups": workload["groups"],
-                    "turn": workload.get("turn"),
                     "prefix_share": workload["groups"] * workload["prefix"] / control["l2_tokens"],
                     "working_set_tokens": working_set,
                     "fits": fits,
@@ -112,6 +111,7 @@ def _sweep(runs: Sequence[Run]) -> dict[str, Any]:
                 }
             )
     return {
+        "turn": runs[-1]["workload"].get("turn"),
         "rows": rows,
         "fits_ttft_ratio": {
             arm: _pooled(pairs)["ttft_ratio"] for arm, pairs in fitting.items() if pairs

@@ -164,6 +164,20 @@ def test_a_report_is_made_again_from_json_alone(tmp_path: Path) -> None:
     assert all(file.read_bytes() == before for file, before in first.items() if file != log)
 
 
+def test_a_report_says_whether_arms_took_turns(tmp_path: Path) -> None:
+    def text(runs: list[dict[str, Any]]) -> str:
+        (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs))
+        report.write(tmp_path)
+        return (tmp_path / "report.md").read_text()
+
+    runs = [run("sweep", arm, started=0.0) for arm in ("bf16", "int8")]
+    assert "take turns" not in text(runs)
+    for one in runs:
+        one["workload"]["turn"] = 2
+    assert "The arms take turns of 2 requests" in text(runs)
+    assert "none ran" in text(runs[:1])  # nothing to compare BF16 with
+
+
 def test_an_empty_folder_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no runs"):
         report.write(tmp_path)
