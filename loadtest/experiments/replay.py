@@ -34,7 +34,7 @@ from loadtest.experiments import environment
 from loadtest.experiments.arms import Arm, arms_named
 from loadtest.experiments.checks import reasons_invalid
 from loadtest.experiments.client import BenchError, Client, Timing
-from loadtest.experiments.measure import Bench
+from loadtest.experiments.measure import Bench, turns
 from loadtest.experiments.plan import CPU, GPU, Experiment, Point
 from loadtest.experiments.rest import settled, warm_up
 from loadtest.experiments.statistics import bootstrap, bootstrap_pairs
@@ -88,11 +88,10 @@ async def replay(
             await client.flush()
         before = {name: await client.metrics() for name, client in clients.items()}
         with tqdm(total=len(asked) * len(urls), unit="request") as bar:
-            for number, start in enumerate(range(0, len(asked), STRETCH)):
-                for name in list(clients)[:: 1 if number % 2 == 0 else -1]:
-                    for prompt in asked[start : start + STRETCH]:
-                        timings[name].append(await clients[name].generate(prompt, 1))
-                        bar.update()
+            for name, stretch in turns(list(clients), asked, STRETCH):
+                for prompt in stretch:
+                    timings[name].append(await clients[name].generate(prompt, 1))
+                    bar.update()
         after = {name: await settled(client) for name, client in clients.items()}
     return {name: (timings[name], before[name], after[name]) for name in urls}
 
