@@ -12,7 +12,12 @@ pressure  thousands of concurrent requests over a set of short prompts larger th
           changes (the median), so that one torn row is seen more often than not.
 
 Answers are compared by the log-probabilities (natural logarithm) of fixed token ids. SGLang's dummy
-weights give every prompt the same answer: use trained ones, or loadtest.random_model's.
+weights give every prompt the same answer: use loadtest.random_model's, or trained ones with --text.
+
+With --text prompts are windows of real text. One token changes a trained model's answer little more
+than rounding does, so an answer is a mismatch where another prompt's reference is nearer than its
+own, and ``bound``, up to which it cannot be, half of the distance between the two closest.
+``median_change_restored`` beside ``one_token`` shows rows that were torn throughout.
 
     python -m loadtest.verify --model DIR --arms bf16,int8,int8:mover --out FILE [-- SGLANG ARGS]
 """
@@ -26,9 +31,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,15 +44,14 @@ import numpy as np
 import requests
 from numpy.typing import NDArray
 
+from loadtest.quality.texts import TEXTS, tokens_of, windows
 from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape
 
-#: Token ids whose log-probabilities are compared: bytes, in a vocabulary that begins with them.
-WATCHED = tuple(range(32, 64))
 NEW_TOKENS = 4
 
 
 class Reply(NamedTuple):
-    """One answer: watched log-probabilities [NEW_TOKENS, WATCHED], and where its prompt was."""
+    """One answer: log-probabilities [NEW_TOKENS, watched ids], and where its prompt was."""
 
     values: NDArray[np.float64]
     device: int
@@ -63,7 +69,48 @@ class Sizes(NamedTuple):
     concurrency: int
 
 
-def ask(server: Server, ids: Sequence[int], tokens: int = NEW_TOKENS) -> Reply:
+@dataclass(frozen=True)
+class RandomPrompts:
+    """Random ids below ``vocabulary``, for weights that tell any two of them apart."""
+
+    vocabulary: int = 256
+    #: Token ids whose log-probabilities are compared: bytes, in a vocabulary beginning with them.
+    watched: tuple[int, ...] = tuple(range(32, 64))
+
+    def draw(self, count: int, width: int, seed: int) -> list[list[int]]:
+        """``count`` prompts of ``width`` tokens."""
+        generator = np.random.default_rng(seed)
+        return [row.tolist() for row in generator.integers(0, self.vocabulary, (count, width))]
+
+    def other(self, token: int) -> int:
+        """A token in place of ``token``."""
+        return (token + 1) % self.vocabulary
+
+
+class TextPrompts:
+    """Windows of a text, and as watched ids its 256 most frequent ``tokens``."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self.watched = tuple(token for token, _ in Counter(tokens).most_common(256))
+
+    def draw(self, count: int, width: int, seed: int) -> list[list[int]]:
+        """``count`` windows of ``width`` tokens. Raises ValueError where the text is too short."""
+        start = int(np.random.default_rng(seed).integers(len(self._tokens)))
+        return windows([*self._tokens[start:], *self._tokens[:start]], count, width)
+
+    def other(self, token: int) -> int:
+        """A token in place of ``token``."""
+        first, second, *_ = self.watched
+        return first if token != first else second
+
+
+Prompts = RandomPrompts | TextPrompts
+
+
+def ask(
+    server: Server, ids: Sequence[int], watched: Sequence[int], tokens: int = NEW_TOKENS
+) -> Reply:
     """Generate greedily from the prompt ``ids``. Raises requests.RequestException."""
     response = requests.post(
         f"{server.url}/generate",
@@ -71,7 +118,7 @@ def ask(server: Server, ids: Sequence[int], tokens: int = NEW_TOKENS) -> Reply:
             "input_ids": list(ids),
             "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
             "return_logprob": True,
-            "token_ids_logprob": list(WATCHED),
+            "token_ids_logprob": list(watched),
         },
         timeout=300,
     )
@@ -95,12 +142,6 @@ def distance(one: Reply, other: Reply) -> float:
     return float(np.abs(one.values[0] - other.values[0]).max())
 
 
-def prompts(count: int, tokens: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """``count`` random prompts of ``tokens`` ids below ``vocabulary``."""
-    generator = np.random.default_rng(seed)
-    return [row.tolist() for row in generator.integers(0, vocabulary, (count, tokens))]
-
-
 def capacity(server: Server) -> dict[str, Any]:
     """L2 as the running server reports it, for each tensor-parallel rank."""
     text = requests.get(f"{server.url}/metrics", timeout=60).text
@@ -116,16 +157,16 @@ def capacity(server: Server) -> dict[str, Any]:
     }
 
 
-def exact(server: Server, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
+def exact(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
     """Long prompts one at a time: restored answers against L1 hits."""
-    texts = prompts(sizes.long_prompts, sizes.long_tokens, vocabulary, seed=1)
+    texts = prompts.draw(sizes.long_prompts, sizes.long_tokens, seed=1)
     references = []
     for text in texts:
         # Without its last token first: the cache would bring that token's rows too, as the cold
         # prefill computed them, where a restored prefix computes them as one token.
-        ask(server, text[:-1], 1)
-        references.append(ask(server, text))
-    restored = [ask(server, text) for text in texts]
+        ask(server, text[:-1], prompts.watched, 1)
+        references.append(ask(server, text, prompts.watched))
+    restored = [ask(server, text, prompts.watched) for text in texts]
     pairs = [
         (now, then)
         for now, then in zip(restored, references, strict=True)
@@ -142,19 +183,22 @@ def exact(server: Server, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def pressure(server: Server, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
+def pressure(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
     """Concurrent requests over more prompts than L2 holds; every answer against its reference."""
-    texts = prompts(sizes.short_prompts, sizes.short_tokens, vocabulary, seed=2)
+    texts = prompts.draw(sizes.short_prompts, sizes.short_tokens, seed=2)
+
+    def once(text: list[int]) -> Reply:
+        return ask(server, text, prompts.watched, 1)
 
     def first(text: list[int]) -> Reply:
-        ask(server, text[:-1], 1)
-        return ask(server, text, 1)
+        once(text[:-1])
+        return once(text)
 
     chance = random.Random(3)
     changed = []
     for text in chance.sample(texts, min(64, len(texts))):
         other = list(text)
-        other[len(other) // 2] = (other[len(other) // 2] + 1) % vocabulary
+        other[len(other) // 2] = prompts.other(other[len(other) // 2])
         changed.append((text, other))
     with ThreadPoolExecutor(sizes.concurrency) as pool:
         # Under pressure a prompt may leave L1 before its reference is asked: it has none then.
@@ -164,20 +208,29 @@ def pressure(server: Server, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
         one_token = [
             distance(a, b)
             for a, b in zip(
-                pool.map(lambda pair: ask(server, pair[0], 1), changed),
-                pool.map(lambda pair: ask(server, pair[1], 1), changed),
+                pool.map(once, (text for text, _ in changed)),
+                pool.map(once, (other for _, other in changed)),
                 strict=True,
             )
         ]
         order = [chance.randrange(len(texts)) for _ in range(sizes.requests)]
         start = time.monotonic()
-        replies = list(pool.map(lambda index: ask(server, texts[index], 1), order))
+        replies = list(pool.map(lambda index: once(texts[index]), order))
         seconds = time.monotonic() - start
     apart = closest([reply.values[0] for reply in references])
-    bound = min(apart, float(np.median(one_token))) / 2
     changes = np.array(
         [distance(reply, references[i]) for i, reply in zip(order, replies, strict=True)]
     )
+    if isinstance(prompts, TextPrompts):
+        bound = apart / 2
+        values = np.stack([reply.values[0] for reply in references])
+        mismatches = sum(
+            int(np.abs(values - reply.values[0]).max(axis=1).argmin()) != index
+            for index, reply in zip(order, replies, strict=True)
+        )
+    else:
+        bound = min(apart, float(np.median(one_token))) / 2
+        mismatches = int((changes > bound).sum())
     from_host = np.array([reply.host > 0 for reply in replies])
     return {
         "requests": len(replies),
@@ -189,7 +242,8 @@ def pressure(server: Server, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
         "device_tokens": sum(reply.device for reply in replies),
         "bound": bound,
         "closest_two_prompts": apart,
-        "mismatches": int((changes > bound).sum()),
+        "mismatches": mismatches,
+        "median_change_restored": float(np.median(changes[from_host])) if any(from_host) else None,
         "largest_change_restored": float(changes[from_host].max(initial=0)),
         "largest_change_others": float(changes[~from_host].max(initial=0)),
         "one_token": {
@@ -252,7 +306,8 @@ def main() -> int:
     parser.add_argument("--arms", default="bf16,int8,int8-rot")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true", help="serve on the CPU")
-    parser.add_argument("--vocabulary", type=int, default=256, help="prompt ids lie below it")
+    parser.add_argument("--vocabulary", type=int, default=256, help="random ids lie below it")
+    parser.add_argument("--text", choices=TEXTS, help="windows of a text instead of random ids")
     parser.add_argument("--long", default="16x2048", help="prompts x tokens of the exact stage")
     parser.add_argument("--short", default="1500x96", help="prompts x tokens under pressure")
     parser.add_argument("--requests", type=int, default=10_000)
@@ -267,6 +322,13 @@ def main() -> int:
         *(long_prompts, long_tokens, short_prompts, short_tokens),
         *(arguments.requests, arguments.concurrency),
     )
+
+    prompts: Prompts = RandomPrompts(arguments.vocabulary)
+    if arguments.text:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+        prompts = TextPrompts(tokens_of(arguments.text, tokenizer))
 
     result: dict[str, Any] = {
         "command": " ".join(["python -m loadtest.verify", *sys.argv[1:]]),
@@ -290,8 +352,8 @@ def main() -> int:
         server = servers[arm]
         stages: dict[str, Callable[[], dict[str, Any]]] = {
             "capacity": lambda: capacity(server),
-            "exact": lambda: exact(server, sizes, arguments.vocabulary),
-            "pressure": lambda: pressure(server, sizes, arguments.vocabulary),
+            "exact": lambda: exact(server, sizes, prompts),
+            "pressure": lambda: pressure(server, sizes, prompts),
         }
         with lock:
             found = result["arms"][arm] = {}

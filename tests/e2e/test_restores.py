@@ -19,7 +19,7 @@ from hiqcache.record import RecordLayout
 from loadtest.completions import Completion, client_of, complete
 from loadtest.demo import Answer, passages
 from loadtest.servers import Server, scrape
-from loadtest.verify import Sizes, pressure
+from loadtest.verify import RandomPrompts, Sizes, pressure
 from tests.e2e.conftest import L1_TOKENS, MakeServer
 
 pytestmark = pytest.mark.e2e
@@ -146,7 +146,7 @@ def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm) -> None:
         pytest.skip("one page size is enough here; the pool test covers others")
     requests.post(f"{arm.server.url}/flush_cache", timeout=60).raise_for_status()
     sizes = Sizes(0, 0, short_prompts=64, short_tokens=100, requests=80, concurrency=1)
-    found = pressure(arm.server, sizes, vocabulary=40_000)
+    found = pressure(arm.server, sizes, RandomPrompts(40_000))
     assert found["prompts"] >= 60
     assert found["restored_requests"] >= 10
     apart = found["closest_two_prompts"]
