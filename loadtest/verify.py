@@ -223,11 +223,7 @@ def pressure(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
     )
     if isinstance(prompts, TextPrompts):
         bound = apart / 2
-        values = np.stack([reply.values[0] for reply in references])
-        mismatches = sum(
-            int(np.abs(values - reply.values[0]).max(axis=1).argmin()) != index
-            for index, reply in zip(order, replies, strict=True)
-        )
+        mismatches = strays(order, replies, references)
     else:
         bound = min(apart, float(np.median(one_token))) / 2
         mismatches = int((changes > bound).sum())
@@ -251,6 +247,13 @@ def pressure(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
             "seen_share": float(np.mean(np.array(one_token) > bound)),
         },
     }
+
+
+def strays(order: Sequence[int], replies: Sequence[Reply], references: Sequence[Reply]) -> int:
+    """How many ``replies`` are nearer to another reference than to theirs, ``order``'s."""
+    values = np.stack([reference.values[0] for reference in references])
+    nearest = [int(np.abs(values - reply.values[0]).max(axis=1).argmin()) for reply in replies]
+    return sum(found != own for found, own in zip(nearest, order, strict=True))
 
 
 def closest(rows: Sequence[NDArray[np.float64]]) -> float:
@@ -367,10 +370,13 @@ def main() -> int:
 
     def save() -> None:
         with lock:
+            done = {arm: found for arm, found in result["arms"].items() if "pressure" in found}
+            problems = [problem for arm, found in done.items() for problem in check(arm, found)]
+            result["problems"] = [*failures, *problems]
             arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    wrong: list[str] = []
+    failures: list[str] = []
     with ExitStack() as stack:
         for server in servers.values():
             stack.enter_context(server)
@@ -381,16 +387,12 @@ def main() -> int:
             with ThreadPoolExecutor(len(servers)) as pool:
                 list(pool.map(one, servers))
         except (ServerError, requests.RequestException) as error:
-            wrong.append(str(error))
-            wrong += [server.tail(40) for server in servers.values()]
-    for arm, found in result["arms"].items():
-        if "pressure" in found:
-            wrong += check(arm, found)
-    result["problems"] = wrong
+            failures.append(str(error))
+            failures += [server.tail(40) for server in servers.values()]
     save()
-    for problem in wrong:
+    for problem in result["problems"]:
         print(f"PROBLEM: {problem}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if result["problems"] else 0
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ TABLES: Mapping[str, Loader] = MappingProxyType(
     {
         "demo": _one("demo/summary.json", lambda summary: _code(demo.tables(summary))),
         "server": _one("h200/server.json", _verified),
+        "server-smollm2": _one("h200/server_smollm2.json", _verified),
         "server-tp2": _one("h200/server_tp2.json", _verified),
         "transfers": _one("h200/transfers.json", transfer_report.summary),
         "beside": _one("h200/transfers.json", transfer_report.costs),

@@ -141,6 +141,10 @@ def sweep(summary: Summary) -> Table:
                 _ratio(row["ttft_ratio"]),
             )
             for row in summary["rows"]
+        ]
+        + [
+            ("all that fit, pooled", title(arm), "", "", "yes", "", "", "", _ratio(ratio))
+            for arm, ratio in summary["fits_ttft_ratio"].items()
         ],
     )
 
