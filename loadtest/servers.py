@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -160,11 +161,21 @@ class Server:
 
 
 @contextlib.contextmanager
+def started(*servers: Server) -> Iterator[None]:
+    """Start all ``servers``, and end them on the way out, all at once: each may take its time."""
+    try:
+        for server in servers:
+            server.start()
+        yield
+    finally:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(Server.stop, servers))
+
+
+@contextlib.contextmanager
 def serving(*servers: Server, timeout: float = 300) -> Iterator[tuple[Server, ...]]:
     """Start all ``servers``, wait until they serve, and end them on the way out."""
-    with contextlib.ExitStack() as stack:
-        for server in servers:
-            stack.enter_context(server)
+    with started(*servers):
         for server in servers:
             server.wait(timeout)
         yield servers

@@ -34,7 +34,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +44,7 @@ import requests
 from numpy.typing import NDArray
 
 from loadtest.quality.texts import TEXTS, tokens_of, windows
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape, started
 
 NEW_TOKENS = 4
 
@@ -377,9 +376,7 @@ def main() -> int:
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
-    with ExitStack() as stack:
-        for server in servers.values():
-            stack.enter_context(server)
+    with started(*servers.values()):
         try:
             for server in servers.values():
                 server.wait(arguments.timeout)
