@@ -33,7 +33,7 @@ from tqdm import tqdm
 from hiqcache.codecs import CODEC_NAMES
 from loadtest.completions import Completion, client_of, complete
 from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape
+from loadtest.servers import CPU_ARGS, CPU_ENV, Server, ServerError, scrape, started
 
 #: L1, in tokens, and SGLang's default ratio of L2 to it: BF16 then holds 4,097 tokens in L2.
 L1_TOKENS = 2048
@@ -252,29 +252,25 @@ def demo(codec: str, out: Path) -> int:
     ]
     summary: dict[str, Any] = {name: {} for name in WORKING_SETS}
     try:
-        with tqdm(total=len(arms), desc="starting servers", unit="server") as progress:
-            for server in arms.values():
-                server.start()
-            for server in arms.values():
-                # A terminal sees the clock run; a log file gets no line a tick.
-                server.wait(tick=progress.refresh if sys.stderr.isatty() else _nothing)
-                # The first request pays for what is set up once; it measures nothing.
-                complete(client_of(server.url), "Hello", 1)
-                progress.update()
-        for name, count in WORKING_SETS.items():
-            for arm, server in arms.items():
-                label = f"{name} working set, {arm}"
-                with tqdm(total=count * ROUNDS, desc=label, unit="request") as progress:
-                    answers = run(server, texts[:count], progress)
-                summary[name][arm] = summarise(server, answers)
+        with started(*arms.values()):
+            with tqdm(total=len(arms), desc="starting servers", unit="server") as progress:
+                for server in arms.values():
+                    # A terminal sees the clock run; a log file gets no line a tick.
+                    server.wait(tick=progress.refresh if sys.stderr.isatty() else _nothing)
+                    # The first request pays for what is set up once; it measures nothing.
+                    complete(client_of(server.url), "Hello", 1)
+                    progress.update()
+            for name, count in WORKING_SETS.items():
+                for arm, server in arms.items():
+                    label = f"{name} working set, {arm}"
+                    with tqdm(total=count * ROUNDS, desc=label, unit="request") as progress:
+                        answers = run(server, texts[:count], progress)
+                    summary[name][arm] = summarise(server, answers)
     except (ServerError, OpenAIError, requests.RequestException, RuntimeError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         if not isinstance(error, ServerError):
             print("\n".join(server.tail() for server in arms.values()), file=sys.stderr)
         return 1
-    finally:
-        for server in arms.values():
-            server.stop()
 
     summary["made_by"] = {
         "command": "make demo" + ("" if codec == "int8" else f" CODEC={codec}"),

@@ -14,9 +14,10 @@ pressure  thousands of concurrent requests over a set of short prompts larger th
 Answers are compared by the log-probabilities (natural logarithm) of fixed token ids. SGLang's dummy
 weights give every prompt the same answer: use loadtest.random_model's, or trained ones with --text.
 
-With --text prompts are windows of real text. One token changes a trained model's answer little more
-than rounding does, so an answer is a mismatch where another prompt's reference is nearer than its
-own, and ``bound``, up to which it cannot be, half of the distance between the two closest.
+With --text prompts are windows of real text. Among thousands of a trained model's answers, rounding
+changes some by half of what one token does (results/h200/server_smollm2.json), so an answer is a
+mismatch where another prompt's reference is nearer than its own, and ``bound``, up to which it
+cannot be, half of the distance between the two closest.
 ``median_change_restored`` beside ``one_token`` shows rows that were torn throughout.
 
     python -m loadtest.verify --model DIR --arms bf16,int8,int8:mover --out FILE [-- SGLANG ARGS]

@@ -34,9 +34,9 @@ class Launch(NamedTuple):
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
 # results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
-# multiprocessors; fewer leave PCIe idle, as eight do in layer_first (results/h200/transfers.json).
-# Restore: every multiprocessor that it takes slows a decode step beside it, so few programs have
-# several tiles each on their way. int8-rot's take longer to decode one.
+# multiprocessors; fewer leave PCIe idle, as eight do in layer_first. Restore: every multiprocessor
+# that it takes slows a decode step beside it, so few programs have several tiles each on their way.
+# int8-rot's take longer to decode one.
 BACKUP = {
     ("int8", "page_first"): Launch(8192, 8, 8),
     ("int8", "layer_first"): Launch(8192, 10, 8),
