@@ -22,8 +22,9 @@ from hiqcache.transfers.indices import IndexSender
 class Launch(NamedTuple):
     """How wide a kernel runs: ``elements`` a tile, ``programs`` in the grid, ``warps`` of each.
 
-    ``stages`` is Triton's num_stages of a restore's loop: with int8, a tile is decoded while the
-    records of ``stages`` - 2 more are under way; with int8-rot, of half as many.
+    ``stages`` is Triton's num_stages of the kernel's inner loop. A tile is decoded while the
+    records of ``stages`` - 2 more are under way, or encoded while the rows of so many are; with
+    int8-rot of half as many.
     """
 
     elements: int
@@ -38,10 +39,10 @@ class Launch(NamedTuple):
 # that it takes slows a decode step beside it, so few programs have several tiles each on their way.
 # int8-rot's take longer to decode one.
 BACKUP = {
-    ("int8", "page_first"): Launch(8192, 8, 8),
-    ("int8", "layer_first"): Launch(8192, 10, 8),
-    ("int8-rot", "page_first"): Launch(8192, 16, 8),
-    ("int8-rot", "layer_first"): Launch(8192, 16, 8),
+    ("int8", "page_first"): Launch(8192, 8, 8, 3),
+    ("int8", "layer_first"): Launch(8192, 10, 8, 4),
+    ("int8-rot", "page_first"): Launch(8192, 16, 8, 5),
+    ("int8-rot", "layer_first"): Launch(8192, 16, 8, 5),
 }
 RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 4, 5)}
 
@@ -122,6 +123,7 @@ class FusedTransfer(Transfer):
         self._device, self._dtype = rows.device, rows.dtype
         self._planes = arena.planes
         self._heads, self._dim = rows.shape[1:]
+        self._device_stride = rows.stride(0) * rows.element_size()
         self._check()
         backup = backup or BACKUP[codec.name, arena.layout.order]
         restore = restore or RESTORE[codec.name]
@@ -162,7 +164,9 @@ class FusedTransfer(Transfer):
             return
         host = self._indices.send("backup host", host_indices)
         device = self._indices.send("backup device", device_indices)
-        grid = self._grid(len(host), len(self.device_k), self._backup_launch)
+        programs = self._backup_launch.programs
+        by_tile = min(programs, self._tiles(len(host), self._backup_launch))
+        grid = by_tile, min(programs // by_tile, len(self.device_k)), 1
         self._backup_kernel[grid](*self._backup_arguments(host, device), *self._backup_constants)
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
@@ -184,7 +188,10 @@ class FusedTransfer(Transfer):
         group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
         host = self._indices.send("restore host", run.host)
         device = self._indices.send("restore device", run.device)
-        grid = self._grid(len(host), group, self._restore_launch)
+        programs = self._restore_launch.programs
+        # All of a launch's layers at once, if the programs can be shared out evenly.
+        at_once = math.gcd(group, programs)
+        grid = min(programs // at_once, self._tiles(len(host), self._restore_launch)), at_once, 1
         self._restore_kernel[grid](
             *self._restore_arguments(layer, group, host, device), *self._restore_constants
         )
@@ -205,7 +212,7 @@ class FusedTransfer(Transfer):
             *(self.arena.buffer, self.device_k[0], self._bases, matrix),
             *(planes.k_codes.base, planes.v_codes.base, planes.k_scales.base, planes.v_scales.base),
             *(planes.k_codes.layer_stride, planes.k_scales.layer_stride),
-            self.device_k[0].stride(0),
+            self._device_stride,
         )
 
     def _check(self) -> None:
@@ -231,6 +238,11 @@ class FusedTransfer(Transfer):
                     f"{tuple(rows.shape[1:])} with strides {rows.stride()}: use "
                     f"HIQCACHE_TRANSFER=torch."
                 )
+        if self.arena.buffer.data_ptr() % VECTOR_BYTES:
+            raise ValueError(
+                f"transfer fused moves {VECTOR_BYTES} bytes of the arena at a time, and this "
+                f"arena's buffer does not begin at a multiple of that: let it begin at one."
+            )
         if kernels.INTERPRETED:
             return
         if self._device.type != "cuda":
@@ -249,7 +261,7 @@ class FusedTransfer(Transfer):
         first = self.device_k[0]
         return torch.tensor(
             [
-                [(rows.data_ptr() - first.data_ptr()) // first.element_size() for rows in layer]
+                [rows.data_ptr() - first.data_ptr() for rows in layer]
                 for layer in zip(self.device_k, self.device_v, strict=True)
             ],
             dtype=torch.int64,
@@ -268,12 +280,19 @@ class FusedTransfer(Transfer):
             "CODE_SLOT_STRIDE": codes.slot_stride,
             "SCALE_PAGE_STRIDE": scales.page_stride,
             "SCALE_SLOT_STRIDE": scales.slot_stride,
-            "DEVICE_ALIGN": math.gcd(
-                VECTOR_BYTES, self.device_k[0].stride(0), *bases.flatten().tolist()
-            ),
+            "DEVICE_ALIGN": math.gcd(VECTOR_BYTES, self._device_stride, *bases.flatten().tolist()),
             "CODE_ALIGN": math.gcd(
                 *(VECTOR_BYTES, codes.page_stride, codes.slot_stride, codes.layer_stride),
                 *(codes.base, planes.v_codes.base),
+            ),
+            # Whether head 0's scale begins a word in every slot, so that 1's ends it.
+            "PAIRED": self._heads % 2 == 0
+            and not any(
+                offset % 4
+                for offset in (
+                    *(scales.base, planes.v_scales.base, scales.layer_stride),
+                    *(scales.page_stride, scales.slot_stride),
+                )
             ),
             "ROTATE": self.codec.name == "int8-rot",
         }
@@ -305,9 +324,9 @@ class FusedTransfer(Transfer):
         token: int = triton.next_power_of_2(2 * self._heads)
         return max(rows, token, DOT_ROWS)
 
-    def _grid(self, tokens: int, layers: int, launch: Launch) -> tuple[int, int, int]:
-        tiles = triton.cdiv(tokens, self._rows(launch) // (2 * self._heads))
-        return min(launch.programs, tiles * layers), 1, 1
+    def _tiles(self, tokens: int, launch: Launch) -> int:
+        tiles: int = triton.cdiv(tokens, self._rows(launch) // (2 * self._heads))
+        return tiles
 
     def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """int8-rot's matrices for both directions, in a type that holds them exactly."""

@@ -5,11 +5,20 @@ Both kernels walk *head rows*: (token, K|V, head) in that order, ``DIM`` element
 each other in a page, are read or written together.
 
 Where rows lie on the device comes from ``bases``, int64 ``[layers, 2]`` there, each K and V
-buffer's distance from the pointer ``device``, and from ``device_stride`` between slots, both in
-elements. Where records lie in the arena comes from its planes (hiqcache.record): the offsets of the
-first rows, and how far a layer is from the next, in bytes.
+buffer's distance from the pointer ``device``, and from ``device_stride`` between slots. Where
+records lie in the arena comes from its planes (hiqcache.record): the offsets of the first rows, and
+how far a layer is from the next. All of it is in bytes.
 
-The kernels run under TRITON_INTERPRET=1 too, on CPU tensors.
+Rows past the last token are the last token's, loaded again and never stored, so that no load needs
+a mask for them; rows that are no token's, where 2 * HEADS does not divide ROWS, have one. Slots are
+unsigned: the 64-bit product of one with a stride is one instruction, if the stride is no power of
+two that is known when compiling.
+
+The kernels run under TRITON_INTERPRET=1 too, on CPU tensors; plain Triton stands there for the few
+lines of PTX, each of which gives the same bits.
+
+Both loops read through asynchronous copies into shared memory, rounds ahead by STAGES, which Triton
+makes of an inner loop's loads of four bytes or more; any other load would wait in every round.
 """
 
 # Triton's kernels are not typed Python.
@@ -40,34 +49,39 @@ def _rows_of_tile(HEADS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _live(tile, token, tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """Which of a tile's rows exist; the rows' index in the slots."""
-    TOKENS: tl.constexpr = ROWS // (2 * HEADS)
-    index = tile * TOKENS + token
-    live = index < tokens
+def _load_slots(tile, token, tokens, host_slots, device_slots, TOKENS: tl.constexpr):
+    """The host and the device slot of each of a tile's rows. There are fewer than 2^31."""
+    index = tl.minimum(tile * TOKENS + token, tokens - 1)
+    host = tl.load(host_slots + index).to(tl.uint32)
+    return host, tl.load(device_slots + index).to(tl.uint32)
+
+
+@triton.jit
+def _within(
+    token, column, TOKENS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr
+):
+    """Which elements of a tile are some token's, whether it exists or not."""
+    within = column < DIM
+    if TOKENS * 2 * HEADS != ROWS:
+        within &= (token < TOKENS)[:, None]
+    return within
+
+
+@triton.jit
+def _is_live(token, left, TOKENS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """Which of a tile's rows are some token's, where ``left`` tokens begin with the tile's."""
+    live = token < left
     if TOKENS * 2 * HEADS != ROWS:
         live &= token < TOKENS
-    return live, index
+    return live
 
 
 @triton.jit
-def _load_slots(
-    tile, token, tokens, host_slots, device_slots, HEADS: tl.constexpr, ROWS: tl.constexpr
-):
-    """The host and the device slot of each of a tile's rows; 0 where there is none."""
-    live, index = _live(tile, token, tokens, HEADS, ROWS)
-    host = tl.load(host_slots + index, mask=live, other=0)
-    device = tl.load(device_slots + index, mask=live, other=0)
-    # Half the registers; there are fewer than 2^31.
-    return host.to(tl.int32), device.to(tl.int32)
-
-
-@triton.jit
-def _record_offsets(
+def _layer_offsets(
+    bases,
     layer,
     is_v,
     head,
-    slot,
     k_codes,
     v_codes,
     k_scales,
@@ -75,45 +89,43 @@ def _record_offsets(
     code_layer_stride,
     scale_layer_stride,
     DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    CODE_PAGE_STRIDE: tl.constexpr,
-    CODE_SLOT_STRIDE: tl.constexpr,
-    SCALE_PAGE_STRIDE: tl.constexpr,
-    SCALE_SLOT_STRIDE: tl.constexpr,
+    ELEMENT_BYTES: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
 ):
-    """Where the codes and the scale of each row lie in the arena."""
-    page = (slot // PAGE_SIZE).to(tl.int64)
-    in_page = slot % PAGE_SIZE
-    layer = layer.to(tl.int64)
-    codes = tl.where(is_v == 1, v_codes, k_codes) + layer * code_layer_stride
-    codes += page * CODE_PAGE_STRIDE + in_page * CODE_SLOT_STRIDE + head * DIM
-    codes = tl.multiple_of(codes, [CODE_ALIGN])
-    scales = tl.where(is_v == 1, v_scales, k_scales) + layer * scale_layer_stride
-    scales += page * SCALE_PAGE_STRIDE + in_page * SCALE_SLOT_STRIDE + head * 2
-    return codes, scales
+    """Where slot 0 of each of a tile's rows lies in a layer: on the device, its codes, its scale.
+
+    Codes are hinted before the head is added: for one head, that sum folds away and its hint too.
+    """
+    k_rows = tl.load(bases + layer * 2)
+    v_rows = tl.load(bases + layer * 2 + 1)
+    rows = tl.where(is_v == 1, v_rows, k_rows) + head * (DIM * ELEMENT_BYTES)
+    # A loop's counter is a Python int in the interpreter.
+    codes = tl.where(is_v == 1, v_codes, k_codes) + code_layer_stride.to(tl.int64) * layer
+    codes = tl.multiple_of(codes, [CODE_ALIGN]) + head * DIM
+    scales = tl.where(is_v == 1, v_scales, k_scales) + scale_layer_stride.to(tl.int64) * layer
+    return rows, codes, scales + head * 2
 
 
 @triton.jit
-def _row_offsets(
-    bases,
-    layer,
-    is_v,
-    head,
-    slot,
-    live,
-    device_stride,
-    DIM: tl.constexpr,
-    DEVICE_ALIGN: tl.constexpr,
+def _row_pointers(device, rows_at, slot, device_stride, DEVICE_ALIGN: tl.constexpr):
+    """Where the rows of ``slot`` lie, if those of slot 0 are at ``rows_at``."""
+    rows_at += slot.to(tl.int64) * device_stride.to(tl.uint32).to(tl.int64)
+    rows_at = tl.multiple_of(rows_at, [DEVICE_ALIGN])
+    pointers = device.to(tl.pointer_type(tl.int8), bitcast=True) + rows_at
+    return pointers.to(device.dtype, bitcast=True)
+
+
+@triton.jit
+def _slot_offset(
+    slot, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr, SLOT_STRIDE: tl.constexpr
 ):
-    """Where each row lies on the device."""
-    base = tl.load(bases + layer * 2 + is_v, mask=live, other=0)
-    # Hinted before the head is added: for one head, that sum folds away and its hint with it.
-    return tl.multiple_of(base + slot.to(tl.int64) * device_stride, [DEVICE_ALIGN]) + head * DIM
+    """How far ``slot`` of a plane is from its slot 0, in bytes."""
+    page = (slot // PAGE_SIZE).to(tl.int64)
+    return page * PAGE_STRIDE + (slot % PAGE_SIZE).to(tl.int64) * SLOT_STRIDE
 
 
 @triton.jit
-def _quantise(values, SCALE_MIN_BITS: tl.constexpr):
+def _quantise(values, SCALE_MIN_BITS: tl.constexpr, ROTATE: tl.constexpr):
     """fp32 [ROWS, DIM] to int8 codes and the bits of bf16 scales: codecs.int8.quantise, bit by bit.
 
     Why a product with the reciprocal gives the same codes as the reference's rounded quotient, for
@@ -126,32 +138,163 @@ def _quantise(values, SCALE_MIN_BITS: tl.constexpr):
     No clamp: rounding a scale to bf16 lowers it by at most 2^-8 of itself, so |x / s| is at most
     127 * (1 + 2^-8) < 127.5.
     """
-    magnitudes = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    amax = tl.max(magnitudes, axis=1)
+    amax = _largest_magnitude(values)
     finite = amax < _FLOAT_INF_BITS
     amax = tl.where(finite, amax, _FLOAT_INF_BITS - 1).to(tl.float32, bitcast=True)
-    bits = tl.math.div_rn(amax, _CODE_MAX).to(tl.int32, bitcast=True)
+    bits = _by_code_max(amax).to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to bf16, half to even
     bits = tl.maximum(bits, SCALE_MIN_BITS)
-    inverse = tl.math.div_rn(1.0, (bits << 16).to(tl.float32, bitcast=True))
-    rounded = (values * inverse[:, None] + _SNAP) + _ROUND
+    inverse = _reciprocal((bits << 16).to(tl.float32, bitcast=True))
     # The low byte of 1.5 * 2^23 + n is n.
-    codes = tl.where(finite[:, None], rounded.to(tl.int32, bitcast=True), 0)
+    rounded = (values * inverse[:, None] + _SNAP) + _ROUND
+    words = rounded.to(tl.int32, bitcast=True)
+    mask = tl.where(finite, -1, 0)[:, None]
+    # A product's layout has other rows among any four that are neighbours in a thread.
+    codes = (words & mask).to(tl.int8) if ROTATE else _low_bytes(words, mask)
     scales = tl.where(finite, bits, _BF16_NAN_BITS)
-    return codes.to(tl.int8), scales.to(tl.int16)
+    return codes, scales.to(tl.int16)
+
+
+@triton.jit
+def _by_code_max(values):
+    """``values`` / 127, correctly rounded where it is no less than the smallest scale.
+
+    Markstein's theorem: a quotient within one unit in the last place, corrected by its remainder
+    (exact, and a fused operation) times the correctly rounded reciprocal, is correctly rounded. So
+    a compiler divides too, after it has excluded quotients near the subnormal range.
+    """
+    if _INTERPRETED:
+        return tl.math.div_rn(values, _CODE_MAX)
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .f32 quotient, remainder;
+            mul.rn.f32 quotient, $1, 0f3C010204;
+            fma.rn.f32 remainder, quotient, 0fC2FE0000, $1;
+            fma.rn.f32 $0, remainder, 0f3C010204, quotient;
+        }""",
+        "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _reciprocal(values):
+    """1 / ``values``, correctly rounded."""
+    if _INTERPRETED:
+        return tl.math.div_rn(1.0, values)
+    # A division takes three times as many instructions.
+    return tl.inline_asm_elementwise(
+        "rcp.rn.f32 $0, $1;", "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _largest_magnitude(values):
+    """The bits of each row's largest |value|, fp32 [ROWS, DIM]; a NaN's if it has one."""
+    if _INTERPRETED:
+        # Of finite values, infinity and NaN, bits are in the order of magnitudes.
+        return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    # In this form an instruction takes two magnitudes.
+    return tl.reduce(tl.abs(values), 1, _larger).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _low_bytes(words, mask):
+    """The low bytes of ``words`` and ``mask``, int32 [ROWS, DIM] and [ROWS, 1], as int8."""
+    if _INTERPRETED:
+        return (words & mask).to(tl.int8)
+    # Four at a time, in a layout where those are of one row.
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 low, high;
+            prmt.b32 low, $1, $2, 0x0040;
+            prmt.b32 high, $3, $4, 0x0040;
+            prmt.b32 low, low, high, 0x5410;
+            and.b32 $0, low, $5;
+        }""",
+        "=r,r,r,r,r,r,r,r,r", [words, mask], dtype=tl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _from_rows(rows):
+    """bf16 or fp16 to fp32."""
+    if _INTERPRETED or rows.dtype != tl.bfloat16:
+        return rows.to(tl.float32)
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
+        "=&r,=&r,r", [rows], dtype=tl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _to_float(codes):
+    """int8 to fp32, four bytes from one register without unpacking them first."""
+    if _INTERPRETED:
+        return codes.to(tl.float32)
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .s32 code;
+            bfe.s32 code, $4, 0, 8;
+            cvt.rn.f32.s32 $0, code;
+            bfe.s32 code, $4, 8, 8;
+            cvt.rn.f32.s32 $1, code;
+            bfe.s32 code, $4, 16, 8;
+            cvt.rn.f32.s32 $2, code;
+            bfe.s32 code, $4, 24, 8;
+            cvt.rn.f32.s32 $3, code;
+        }""",
+        "=&r,=&r,=&r,=&r,r", [codes], dtype=tl.float32, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
 def _to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 to ``dtype``, half to even, clamped to its largest finite value; NaN stays NaN."""
+    if not _INTERPRETED and dtype == tl.bfloat16:
+        # Clamps as it rounds, two at a time.
+        return tl.inline_asm_elementwise(
+            "cvt.rn.satfinite.bf16x2.f32 $0, $2, $1;",
+            "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    if not _INTERPRETED and dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;",
+            "=r,r,r", [values], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
     values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED and dtype == tl.bfloat16:
+    if dtype == tl.bfloat16:
         # The interpreter's cast truncates.
         bits = values.to(tl.int32, bitcast=True)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
         rounded = tl.where(values == values, rounded, _BF16_NAN_BITS)
         return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
     return values.to(dtype)
+
+
+@triton.jit
+def _store_encoded(
+    values,
+    arena,
+    codes_at,
+    scales_at,
+    live,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SCALE_MIN_BITS: tl.constexpr,
+    ROTATE: tl.constexpr,
+):
+    """Encodes fp32 [ROWS, DIM_BLOCK] and stores what is ``live`` at these offsets of the arena."""
+    column = tl.arange(0, DIM_BLOCK)[None, :]
+    codes, scales = _quantise(values, SCALE_MIN_BITS, ROTATE)
+    codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
+    tl.store(codes_ptr[:, None] + column, codes, mask=live[:, None] & (column < DIM))
+    scales_ptr = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
+    tl.store(scales_ptr, scales, mask=live)
 
 
 @triton.jit(
@@ -191,9 +334,12 @@ def backup(
     CODE_ALIGN: tl.constexpr,
     SCALE_MIN_BITS: tl.constexpr,
     ROTATE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Encodes the rows ``device_slots`` of all layers into the records ``host_slots``.
 
+    The grid's first axis shares out the tiles, its second the layers. LAYER_INNER: all layers of a
+    tile, then the next, so that a page_first page is written whole; else all tiles of a layer.
     ``matrix`` is diag(signs) * H / DIM in the rows' dtype (exact: powers of two) where ROTATE.
     """
     column = tl.arange(0, DIM_BLOCK)[None, :]
@@ -202,36 +348,61 @@ def backup(
         rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
     token, is_v, head = _rows_of_tile(HEADS, ROWS)
     TOKENS: tl.constexpr = ROWS // (2 * HEADS)
+    ELEMENT_BYTES: tl.constexpr = device.dtype.element_ty.primitive_bitwidth // 8
+    within = _within(token, column, TOKENS, HEADS, DIM, ROWS)
     tiles = tl.cdiv(tokens, TOKENS)
-    for item in range(tl.program_id(0), tiles * LAYERS, tl.num_programs(0)):
-        if LAYER_INNER:
-            layer = item % LAYERS
-            tile = item // LAYERS
-        else:
-            layer = item // tiles
-            tile = item % tiles
-        live = _live(tile, token, tokens, HEADS, ROWS)[0]
-        host_slot, device_slot = _load_slots(
-            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
-        )
-        rows_at = _row_offsets(
-            bases, layer, is_v, head, device_slot, live, device_stride, DIM, DEVICE_ALIGN
-        )
-        codes_at, scales_at = _record_offsets(
-            layer, is_v, head, host_slot,
-            k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-            DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
-            SCALE_SLOT_STRIDE, CODE_ALIGN,
-        )  # fmt: skip
-        inside = live[:, None] & (column < DIM)
-        values = tl.load((device + rows_at)[:, None] + column, mask=inside, other=0.0)
-        if ROTATE:
-            values = tl.dot(values.to(rotation.dtype), rotation)
-        codes, scales = _quantise(values.to(tl.float32), SCALE_MIN_BITS)
-        codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
-        tl.store(codes_ptr[:, None] + column, codes, mask=inside)
-        scales_ptr = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
-        tl.store(scales_ptr, scales, mask=live)
+    step = tl.num_programs(0)
+    if LAYER_INNER:
+        for tile in range(tl.program_id(0), tiles, step):
+            host_slot, device_slot = _load_slots(
+                tile, token, tokens, host_slots, device_slots, TOKENS
+            )
+            code_slot = _slot_offset(host_slot, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE)
+            code_slot = tl.where(is_v == 1, v_codes, k_codes) + code_slot
+            code_slot = tl.multiple_of(code_slot, [CODE_ALIGN]) + head * DIM
+            scale_slot = _slot_offset(host_slot, PAGE_SIZE, SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE)
+            scale_slot += tl.where(is_v == 1, v_scales, k_scales) + head * 2
+            live = _is_live(token, tokens - tile * TOKENS, TOKENS, HEADS, ROWS)
+            for at in tl.range(tl.program_id(1), LAYERS, tl.num_programs(1), num_stages=STAGES):
+                # Past the last layer nothing is loaded, but an address is made of what is there.
+                base = tl.load(bases + at * 2 + is_v) & -DEVICE_ALIGN
+                base += head * (DIM * ELEMENT_BYTES)
+                rows_ptr = _row_pointers(device, base, device_slot, device_stride, DEVICE_ALIGN)
+                rows = tl.load(rows_ptr[:, None] + column, mask=within, other=0.0)
+                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else _from_rows(rows)
+                layer_codes = tl.multiple_of(code_layer_stride.to(tl.int64) * at, CODE_ALIGN)
+                layer_scales = scale_layer_stride.to(tl.int64) * at
+                _store_encoded(
+                    values, arena, code_slot + layer_codes, scale_slot + layer_scales, live,
+                    DIM, DIM_BLOCK, SCALE_MIN_BITS, ROTATE,
+                )  # fmt: skip
+    else:
+        for at in range(tl.program_id(1), LAYERS, tl.num_programs(1)):
+            layer_rows, layer_codes, layer_scales = _layer_offsets(
+                bases, at, is_v, head,
+                k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
+                DIM, ELEMENT_BYTES, CODE_ALIGN,
+            )  # fmt: skip
+            left = tokens - tl.program_id(0) * TOKENS
+            for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
+                host_slot, device_slot = _load_slots(
+                    tile, token, tokens, host_slots, device_slots, TOKENS
+                )
+                rows_ptr = _row_pointers(
+                    device, layer_rows, device_slot, device_stride, DEVICE_ALIGN
+                )
+                rows = tl.load(rows_ptr[:, None] + column, mask=within, other=0.0)
+                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else _from_rows(rows)
+                code_slot = _slot_offset(host_slot, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE)
+                scale_slot = _slot_offset(
+                    host_slot, PAGE_SIZE, SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE
+                )
+                live = _is_live(token, left, TOKENS, HEADS, ROWS)
+                left -= step * TOKENS
+                _store_encoded(
+                    values, arena, layer_codes + code_slot, layer_scales + scale_slot, live,
+                    DIM, DIM_BLOCK, SCALE_MIN_BITS, ROTATE,
+                )  # fmt: skip
 
 
 @triton.jit(
@@ -270,49 +441,59 @@ def restore(
     SCALE_SLOT_STRIDE: tl.constexpr,
     DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
+    PAIRED: tl.constexpr,
     ROTATE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Decodes records ``host_slots`` of ``layers`` layers from ``layer`` on into ``device_slots``.
 
-    ``matrix`` is H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of
-    whole numbers below 2^24, exact in any order.
+    The grid's first axis shares out a layer's tiles, its second the layers. ``matrix`` is
+    H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of whole numbers
+    below 2^24, exact in any order.
 
-    Triton makes of the loop's loads asynchronous copies into shared memory, rounds ahead by STAGES;
-    a load of less than four bytes would not be one, and would wait for PCIe in every round.
+    What depends on the layer alone, a division too, would cost as much in the inner loop as
+    decoding does.
     """
     column = tl.arange(0, DIM_BLOCK)[None, :]
     if ROTATE:
-        index = tl.arange(0, DIM)
-        rotation = tl.load(matrix + index[:, None] * DIM + index[None, :])
+        inner = tl.arange(0, DIM)
+        rotation = tl.load(matrix + inner[:, None] * DIM + inner[None, :])
     token, is_v, head = _rows_of_tile(HEADS, ROWS)
     TOKENS: tl.constexpr = ROWS // (2 * HEADS)
+    ELEMENT_BYTES: tl.constexpr = device.dtype.element_ty.primitive_bitwidth // 8
+    within = _within(token, column, TOKENS, HEADS, DIM, ROWS)
     tiles = tl.cdiv(tokens, TOKENS)
-    for item in tl.range(tl.program_id(0), tiles * layers, tl.num_programs(0), num_stages=STAGES):
-        at = layer + item // tiles
-        tile = item % tiles
-        live = _live(tile, token, tokens, HEADS, ROWS)[0]
-        inside = live[:, None] & (column < DIM)
-        host_slot, device_slot = _load_slots(
-            tile, token, tokens, host_slots, device_slots, HEADS, ROWS
-        )
-        codes_at, scales_at = _record_offsets(
-            at, is_v, head, host_slot,
+    step = tl.num_programs(0)
+    for at in range(layer + tl.program_id(1), layer + layers, tl.num_programs(1)):
+        layer_rows, layer_codes, layer_scales = _layer_offsets(
+            bases, at, is_v, head,
             k_codes, v_codes, k_scales, v_scales, code_layer_stride, scale_layer_stride,
-            DIM, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE, SCALE_PAGE_STRIDE,
-            SCALE_SLOT_STRIDE, CODE_ALIGN,
+            DIM, ELEMENT_BYTES, CODE_ALIGN,
         )  # fmt: skip
-        codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
-        codes = tl.load(codes_ptr[:, None] + column, mask=inside, other=0)
-        # A scale with its neighbour, of which bf16's bits are made fp32's.
-        pair_at = tl.multiple_of(scales_at & -4, [4])
-        pair_ptr = (arena + pair_at).to(tl.pointer_type(tl.int32), bitcast=True)
-        pair = tl.load(pair_ptr, mask=live, other=0)
-        bits = tl.where((scales_at & 2) == 0, pair << 16, pair & -0x10000)
-        scale = bits.to(tl.float32, bitcast=True)
-        rows_at = _row_offsets(
-            bases, at, is_v, head, device_slot, live, device_stride, DIM, DEVICE_ALIGN
-        )
-        values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else codes.to(tl.float32)
-        rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
-        tl.store((device + rows_at)[:, None] + column, rows, mask=inside)
+        # Counted beside ``tile``, which the copies are ahead with: no value is kept for rounds.
+        left = tokens - tl.program_id(0) * TOKENS
+        for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
+            host_slot, device_slot = _load_slots(
+                tile, token, tokens, host_slots, device_slots, TOKENS
+            )
+            codes_at = layer_codes + _slot_offset(
+                host_slot, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE
+            )
+            codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
+            codes = tl.load(codes_ptr[:, None] + column, mask=within, other=0)
+            # A scale with its neighbour, of which bf16's bits are made fp32's.
+            scales_at = layer_scales + _slot_offset(
+                host_slot, PAGE_SIZE, SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE
+            )
+            pair_at = tl.multiple_of(scales_at & -4, [4])
+            pair = tl.load((arena + pair_at).to(tl.pointer_type(tl.int32), bitcast=True))
+            is_first = head % 2 == 0 if PAIRED else scales_at & 2 == 0
+            bits = tl.where(is_first, pair << 16, pair & -0x10000)
+            scale = bits.to(tl.float32, bitcast=True)
+            rows_ptr = _row_pointers(device, layer_rows, device_slot, device_stride, DEVICE_ALIGN)
+            live = _is_live(token, left, TOKENS, HEADS, ROWS)
+            left -= step * TOKENS
+            values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else _to_float(codes)
+            rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
+            inside = live[:, None] & (column < DIM)
+            tl.store(rows_ptr[:, None] + column, rows, mask=inside)

@@ -42,7 +42,7 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
         "device_slots": "*i64",
         "matrix": "*bf16" if rotates else "*i64",
     }
-    counts = dict.fromkeys(("tokens", "layer", "layers"), "i32")
+    counts = dict.fromkeys(("tokens", "layer", "layers", "device_stride"), "i32")
     signature = {
         name: "constexpr" if name in given else (pointers | counts).get(name, "i64")
         for name in names
@@ -82,7 +82,8 @@ def describe(code: Any) -> dict[str, Any]:
         command = [str(NVDISASM), "-c", file.name]
         machine_code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     ptx = code.asm["ptx"]
-    (loop,) = re.findall(r"scf\.for .*?scf\.yield|$", code.asm["ttgir"], re.DOTALL)[:1]
+    innermost = r"scf\.for (?:(?!scf\.for).)*?scf\.yield|$"
+    (loop,) = re.findall(innermost, code.asm["ttgir"], re.DOTALL)[:1]
     return {
         "spilled": spilled_in_loops(machine_code),
         "shared": code.metadata.shared,
