@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +19,25 @@ GATE_CYCLES = 20_000_000
 COVER = 3.0
 
 
-def gemms() -> torch.cuda.CUDAGraph:
+@dataclass(frozen=True)
+class Compute:
+    """A captured graph; ``work`` keeps the tensors that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], object]
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def gemms() -> Compute:
     """Forty bf16 products of 4096 x 4096 matrices, about 7 ms on an H200."""
     a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     out = torch.empty_like(a)
     return _captured(lambda: [torch.mm(a, b, out=out) for _ in range(40)])
 
 
-def decode_step() -> torch.cuda.CUDAGraph:
+def decode_step() -> Compute:
     """The matrix products and the attention of one Qwen3-8B decode step.
 
     A batch of 16 with 2,048 tokens of context each: 36 layers, 13.9 GB of weights and 4.8 GB of KV
@@ -61,7 +73,7 @@ def decode_step() -> torch.cuda.CUDAGraph:
     return _captured(step)
 
 
-def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def _captured(work: Callable[[], object]) -> Compute:
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         work()
@@ -69,11 +81,11 @@ def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph
+    return Compute(graph, work)
 
 
 def compute_ms(
-    compute: torch.cuda.CUDAGraph, load: Callable[[], object], side: torch.cuda.Stream
+    compute: Compute, load: Callable[[], object], side: torch.cuda.Stream
 ) -> tuple[float, bool]:
     """Milliseconds of ``compute`` beside ``load``, and whether the load outlasted it."""
     start, end, load_end = timing_event(), timing_event(), timing_event()
