@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 
     ``stages`` is Triton's num_stages of the kernel's inner loop. A tile is decoded while the
     records of ``stages`` - 2 more are under way, or encoded while the rows of so many are; with
-    int8-rot of half as many.
+    int8-rot of half as many. With one stage, none are.
     """
 
     elements: int
@@ -34,17 +34,19 @@ class Launch(NamedTuple):
 
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
-# results/h200/launches.json). Backup: more programs pile up writes that slow a GEMM on the other
-# multiprocessors; fewer leave PCIe idle, as eight do in layer_first. Restore: every multiprocessor
-# that it takes slows a decode step beside it, so few programs have several tiles each on their way.
-# int8-rot's take longer to decode one.
+# results/h200/launches.json). A backup's writes wait for no answer: a kernel that encodes faster
+# than PCIe takes them fills the queues that the other multiprocessors' loads pass too, and a decode
+# step beside it takes up to twice as long. So int8's has few warps, and its rows are loaded as they
+# are needed. In layer_first, records are in smaller pieces, and with random slots eight programs
+# leave PCIe idle. Restore: every multiprocessor that it takes slows a decode step beside it, so few
+# programs have several tiles each on their way. int8-rot's take longer to decode one.
 BACKUP = {
-    ("int8", "page_first"): Launch(8192, 8, 8, 3),
-    ("int8", "layer_first"): Launch(8192, 10, 8, 4),
-    ("int8-rot", "page_first"): Launch(8192, 16, 8, 5),
-    ("int8-rot", "layer_first"): Launch(8192, 16, 8, 5),
+    ("int8", "page_first"): Launch(8192, 8, 4),
+    ("int8", "layer_first"): Launch(8192, 12, 4),
+    ("int8-rot", "page_first"): Launch(8192, 8, 4, 5),
+    ("int8-rot", "layer_first"): Launch(8192, 16, 8),
 }
-RESTORE = {"int8": Launch(8192, 8, 8, 5), "int8-rot": Launch(8192, 16, 4, 5)}
+RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch.
@@ -129,10 +131,11 @@ class FusedTransfer(Transfer):
         restore = restore or RESTORE[codec.name]
         bases = self._buffer_bases()
         self._bases = bases.to(self._device)
-        self._encode_matrix, self._decode_matrix = self._rotation()
+        encode, decode = self._rotation()
         self._indices = IndexSender(self._device)
         self._restoring: _Restore | None = None
         self._launch_tokens = launch_tokens
+        self._backup_memory, self._restore_memory = self._memory(encode), self._memory(decode)
         geometry = self._geometry(bases)
         none = torch.empty(0, dtype=torch.int64, device=self._device)
         self._backup_launch, self._backup_constants, self._backup_kernel = self._compiled(
@@ -199,12 +202,12 @@ class FusedTransfer(Transfer):
         run.served += group
 
     def _backup_arguments(self, host: torch.Tensor, device: torch.Tensor) -> tuple[Any, ...]:
-        return (*self._memory(self._encode_matrix), host, device, len(host))
+        return (*self._backup_memory, host, device, len(host))
 
     def _restore_arguments(
         self, layer: int, layers: int, host: torch.Tensor, device: torch.Tensor
     ) -> tuple[Any, ...]:
-        return (*self._memory(self._decode_matrix), host, device, len(host), layer, layers)
+        return (*self._restore_memory, host, device, len(host), layer, layers)
 
     def _memory(self, matrix: torch.Tensor) -> tuple[Any, ...]:
         planes = self._planes

@@ -17,8 +17,9 @@ two that is known when compiling.
 The kernels run under TRITON_INTERPRET=1 too, on CPU tensors; plain Triton stands there for the few
 lines of PTX, each of which gives the same bits.
 
-Both loops read through asynchronous copies into shared memory, rounds ahead by STAGES, which Triton
-makes of an inner loop's loads of four bytes or more; any other load would wait in every round.
+With STAGES above one, an inner loop reads through asynchronous copies into shared memory, rounds
+ahead, which Triton makes of its loads of four bytes or more; any other load would wait in every
+round.
 """
 
 # Triton's kernels are not typed Python.

@@ -1,9 +1,10 @@
 """Compiles the fused kernels for an H100 or H200 (sm_90), without a GPU, and prints what came out.
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
-not the interpreter's. JSON lines: codec, heads, dim, kernel; of the machine code, accesses of
-spilled registers in loops; bytes of shared memory, widths of global loads and stores, sizes of
-asynchronous copies, and how many of them may be pending when a round of the loop waits for others.
+not the interpreter's. JSON lines: codec, heads, dim, kernel, stages; of the machine code, accesses
+of spilled registers in loops; bytes of shared memory, widths of global loads and stores, sizes of
+asynchronous copies, and how many of them may be pending when a round of the loop waits for others;
+how many neighbours in a row a thread has where the kernel packs four.
 """
 
 from __future__ import annotations
@@ -81,9 +82,13 @@ def describe(code: Any) -> dict[str, Any]:
         file.flush()
         command = [str(NVDISASM), "-c", file.name]
         machine_code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    ptx = code.asm["ptx"]
+    ptx, ttgir = code.asm["ptx"], code.asm["ttgir"]
     innermost = r"scf\.for (?:(?!scf\.for).)*?scf\.yield|$"
-    (loop,) = re.findall(innermost, code.asm["ttgir"], re.DOTALL)[:1]
+    (loop,) = re.findall(innermost, ttgir, re.DOTALL)[:1]
+    layouts = dict(
+        re.findall(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[1, (\d+)\]", ttgir, re.M)
+    )
+    packed = re.findall(r'inline_asm ".*packed_element = 4 .* -> tensor<\w+, (#\w+)>', ttgir)
     return {
         "spilled": spilled_in_loops(machine_code),
         "shared": code.metadata.shared,
@@ -93,6 +98,7 @@ def describe(code: Any) -> dict[str, Any]:
         "pending": [int(number) for number in re.findall(r"ttg\.async_wait.*num = (\d+)", loop)],
         "loads": sorted(set(re.findall(r"ld\.global\.(\S+)", ptx))),
         "stores": sorted(set(re.findall(r"st\.global\.(\S+)", ptx))),
+        "packed": [int(layouts.get(layout, 0)) for layout in packed],
     }
 
 
@@ -109,7 +115,7 @@ def main() -> None:
         ):
             code = compiled(kernel, launch, constants, codec == "int8-rot")
             row = {"codec": codec, "heads": heads, "dim": dim, "kernel": kernel.__name__}
-            print(json.dumps(row | describe(code)), flush=True)
+            print(json.dumps(row | {"stages": launch.stages} | describe(code)), flush=True)
 
 
 if __name__ == "__main__":
