@@ -200,8 +200,11 @@ def test_no_tokens_is_no_work(codec: str, device: torch.device) -> None:
     "launch",
     [Launch(1024, 3, 4), Launch(1024, 5, 4, 2), Launch(2048, 3, 8, 7), Launch(2048, 64, 8, 5)],
 )
-def test_any_launch_moves_the_same(launch: Launch, tokens: int, device: torch.device) -> None:
-    pool = Pool(BASE.but(heads=3, layers=8), device).fill(4)
+@pytest.mark.parametrize("layers", [1, 8])
+def test_any_launch_moves_the_same(
+    launch: Launch, tokens: int, layers: int, device: torch.device
+) -> None:
+    pool = Pool(BASE.but(heads=3, layers=layers), device).fill(4)
     reference, expected = pool.reference()
     host, rows = pool.indices(tokens)
     transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, launch, launch)
