@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import triton
+from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from hiqcache.codecs.base import DTYPES, Codec
@@ -65,7 +66,8 @@ class _Restore:
 
     host: torch.Tensor
     device: torch.Tensor
-    stream: torch.cuda.Stream | None
+    #: The stream's handle; None on the CPU.
+    stream: int | None
     #: The layer asked for last; the first that no launch has served; layers of the last launch.
     asked: int
     served: int
@@ -76,7 +78,7 @@ class _Restore:
         layer: int,
         host: torch.Tensor,
         device: torch.Tensor,
-        stream: torch.cuda.Stream | None,
+        stream: int | None,
     ) -> bool:
         """Whether this call is the next of the same restore."""
         same = host is self.host and device is self.device and stream == self.stream
@@ -156,6 +158,9 @@ class FusedTransfer(Transfer):
             geometry | {"LARGEST": torch.finfo(self._dtype).max},
             self._restore_arguments(0, 1, none, none),
         )
+        # A restore's first launch waits for all that comes before it here.
+        self._backup_tile = self._rows(self._backup_launch) // (2 * self._heads)
+        self._restore_tile = self._rows(self._restore_launch) // (2 * self._heads)
 
     @property
     def launches(self) -> dict[str, Launch]:
@@ -163,19 +168,20 @@ class FusedTransfer(Transfer):
         return {"backup": self._backup_launch, "restore": self._restore_launch}
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        if len(host_indices) == 0:
+        tokens = host_indices.numel()
+        if tokens == 0:
             return
         host = self._indices.send("backup host", host_indices)
         device = self._indices.send("backup device", device_indices)
         programs = self._backup_launch.programs
-        by_tile = min(programs, self._tiles(len(host), self._backup_launch))
+        by_tile = min(programs, -(-tokens // self._backup_tile))
         grid = by_tile, min(programs // by_tile, len(self.device_k)), 1
         self._backup_kernel[grid](*self._backup_arguments(host, device), *self._backup_constants)
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        if len(host_indices) == 0:
+        if host_indices.numel() == 0:
             return
-        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        stream = self._stream()
         run, self._restoring = self._restoring, None
         if run is None or not run.is_asked_for(layer, host_indices, device_indices, stream):
             run = _Restore(host_indices, device_indices, stream, layer, layer)
@@ -187,27 +193,35 @@ class FusedTransfer(Transfer):
             self._restoring = run
 
     def _launch_restore(self, run: _Restore, layer: int) -> None:
-        fitting = self._launch_tokens // len(run.host)
+        tokens = run.host.numel()
+        fitting = self._launch_tokens // tokens
         group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
         host = self._indices.send("restore host", run.host)
         device = self._indices.send("restore device", run.device)
         programs = self._restore_launch.programs
         # All of a launch's layers at once, if the programs can be shared out evenly.
         at_once = math.gcd(group, programs)
-        grid = min(programs // at_once, self._tiles(len(host), self._restore_launch)), at_once, 1
+        grid = min(programs // at_once, -(-tokens // self._restore_tile)), at_once, 1
         self._restore_kernel[grid](
             *self._restore_arguments(layer, group, host, device), *self._restore_constants
         )
         run.group = group
         run.served += group
 
+    def _stream(self) -> int | None:
+        """The current stream's handle, without the object that torch would make of it."""
+        if self._device.type != "cuda":
+            return None
+        handle: int = driver.active.get_current_stream(self._device.index)
+        return handle
+
     def _backup_arguments(self, host: torch.Tensor, device: torch.Tensor) -> tuple[Any, ...]:
-        return (*self._backup_memory, host, device, len(host))
+        return (*self._backup_memory, host, device, host.numel())
 
     def _restore_arguments(
         self, layer: int, layers: int, host: torch.Tensor, device: torch.Tensor
     ) -> tuple[Any, ...]:
-        return (*self._restore_memory, host, device, len(host), layer, layers)
+        return (*self._restore_memory, host, device, host.numel(), layer, layers)
 
     def _memory(self, matrix: torch.Tensor) -> tuple[Any, ...]:
         planes = self._planes
@@ -326,10 +340,6 @@ class FusedTransfer(Transfer):
         rows: int = launch.elements // triton.next_power_of_2(self._dim)
         token: int = triton.next_power_of_2(2 * self._heads)
         return max(rows, token, DOT_ROWS)
-
-    def _tiles(self, tokens: int, launch: Launch) -> int:
-        tiles: int = triton.cdiv(tokens, self._rows(launch) // (2 * self._heads))
-        return tiles
 
     def _rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """int8-rot's matrices for both directions, in a type that holds them exactly."""
