@@ -28,7 +28,7 @@ import torch
 from hiqcache.codecs import get_codec
 from hiqcache.record import Order, RecordLayout, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import LAUNCH_TOKENS, FusedTransfer, Launch
+from hiqcache.transfers.fused import BACKUP, LAUNCH_TOKENS, RESTORE, FusedTransfer, Launch
 from loadtest.bench_transfers import (
     HEAD_DIM,
     HEADS,
@@ -221,15 +221,68 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
             yield row | measured(contender, tile.direction)
 
 
+def table(result: dict[str, Any]) -> str:
+    """The result in Markdown, what the fused transfer launches in bold."""
+    link = result["pcie_gbps"]
+    lines = [
+        "# Launches",
+        "",
+        f"`{result['command']}` on one {result['card']}. {result['tokens']:,} tokens of Qwen3-8B's "
+        f"KV. PCIe ceiling, plain copies: {link['h2d']} GB/s to the device, {link['d2h']} GB/s to "
+        "the host. In bold, what the fused transfer launches. Medians; «lost» is what one transfer "
+        "costs a decode step beside it: the share of its time that it loses, times what the "
+        "transfer takes alone.",
+    ]
+    defaults = {("restore", codec, "page_first"): launch for codec, launch in RESTORE.items()}
+    defaults |= {("backup", codec, order): launch for (codec, order), launch in BACKUP.items()}
+    for direction in ("restore", "backup"):
+        lines += [
+            "",
+            f"## {direction.capitalize()}",
+            "",
+            "| codec | layout | tile | warps | stages | programs | layers a launch "
+            f"| ms, sequential slots | random | {SHORT} tokens | GEMM slowed | decode step slowed "
+            "| lost ms |",
+            "| --- " * 13 + "|",
+        ]
+        for row in result["rows"]:
+            if row["direction"] != direction:
+                continue
+            shape = [f"{row['codec']}, {row['transfer']}", *(["–"] * 6)]
+            is_default = False
+            if row["transfer"] == "fused":
+                launch = Launch(row["elements"], row["programs"], row["warps"], row["stages"])
+                layers = row["launch_tokens"] // result["tokens"] if direction == "restore" else "–"
+                shape = [row["codec"], row["order"], f"{launch.elements:,}", *map(str, launch[2:])]
+                shape += [str(launch.programs), str(layers)]
+                is_default = launch == defaults[direction, row["codec"], row["order"]]
+                is_default &= row["launch_tokens"] == LAUNCH_TOKENS
+            slowed = row["decode_step_slowdown"]
+            cells = [
+                *shape,
+                *(f"{row[f'ms_{kind}']:.2f}" for kind in (*ORDERS, "short")),
+                f"{row['gemm_slowdown']:.2f}",
+                f"{slowed:.2f}",
+                f"{(1 - 1 / slowed) * row['ms_sequential']:.2f}",
+            ]
+            lines.append(f"| {' | '.join(f'**{c}**' if is_default else c for c in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Command line."""
     from hiqcache.sglang.stock import host_memory
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("results/h200/launches.json"))
+    parser.add_argument("--report-only", action="store_true", help="remake the table")
     options = parser.parse_args()
+    report = options.out.with_suffix(".md")
+    if options.report_only:
+        report.write_text(table(json.loads(options.out.read_text())))
+        return
     if not torch.cuda.is_available():
-        parser.error("needs a CUDA GPU")
+        parser.error("needs a CUDA GPU; a table alone: --report-only")
     host, pool = host_memory(POOL_GB * 10**9), DevicePool()
     ceiling = pcie_ceiling(host)
     rows: list[dict[str, Any]] = []
@@ -247,6 +300,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_text(table(result))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,9 @@ def _verified(summary: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, found in summary["arms"].items():
+        if "pressure" not in found:
+            # Ended by a time limit: no row is better than half of one.
+            continue
         exact, pressure = found["exact"], found["pressure"]
         lines.append(
             f"| {arm} | {found['capacity']['host_total_tokens']:,.0f} | {exact['equal']} of "

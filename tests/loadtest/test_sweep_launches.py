@@ -1,0 +1,62 @@
+"""The launch sweep's report, from the result that is committed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hiqcache.transfers.fused import BACKUP, RESTORE
+from loadtest import sweep_launches
+from loadtest.model import REPOSITORY
+
+FILE = REPOSITORY / "results" / "h200" / "launches.json"
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text())
+    return found
+
+
+def test_what_the_transfer_launches_was_measured(result: dict[str, Any]) -> None:
+    bold = [line for line in sweep_launches.table(result).splitlines() if line.startswith("| **")]
+    assert len(bold) == len(RESTORE) + len(BACKUP)
+    for codec, launch in RESTORE.items():
+        shape = f"{launch.elements:,}** | **{launch.warps}** | **{launch.stages}"
+        assert sum(f"**{codec}** | **page_first** | **{shape}**" in line for line in bold) >= 1
+
+
+def test_every_row_and_the_copy_engine_are_in_the_table(result: dict[str, Any]) -> None:
+    lines = sweep_launches.table(result).splitlines()
+    cells = [line.split(" | ") for line in lines if line.startswith("| ") and "---" not in line]
+    assert len(cells) == len(result["rows"]) + 2  # two headings
+    assert {len(row) for row in cells} == {13}
+    assert sum("copy engine" in row[0] for row in cells) == 2
+
+
+def test_the_committed_table_is_the_results(result: dict[str, Any]) -> None:
+    assert FILE.with_suffix(".md").read_text() == sweep_launches.table(result)
+
+
+def test_the_copy_engine_moves_bf16_rows() -> None:
+    """Both ways, of every layer: what it costs others is then that of as many bytes."""
+    import torch
+
+    class Pool:
+        k, v = (
+            [torch.randn(8, 2, 4).to(torch.bfloat16) for _ in range(sweep_launches.LAYERS)]
+            for _ in range(2)
+        )
+
+    tokens = torch.arange(8)
+    rows = torch.stack([*Pool.k, *Pool.v])
+    host = torch.zeros(rows.nbytes, dtype=torch.uint8)
+    engine = sweep_launches.CopyEngine(host, Pool())  # type: ignore[arg-type]
+    engine.backup(tokens, tokens)
+    for buffer in (*Pool.k, *Pool.v):
+        buffer.zero_()
+    for layer in range(sweep_launches.LAYERS):
+        engine.restore(layer, tokens, tokens)
+    assert torch.equal(torch.stack([*Pool.k, *Pool.v]), rows)
