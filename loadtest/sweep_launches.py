@@ -43,6 +43,7 @@ from loadtest.bench_transfers import (
 )
 from loadtest.experiments import environment
 from loadtest.transfer_interference import compute_ms, decode_step, gemms, queued
+from loadtest.transfer_report import ms_lost
 
 Direction = Literal["backup", "restore"]
 
@@ -75,6 +76,7 @@ class Sweep(NamedTuple):
 
 SWEEPS = (
     Sweep(Tile("int8", "backup", 8192, 4), (6, 8, 10)),
+    Sweep(Tile("int8", "backup", 8192, 8), (6, 8)),
     Sweep(Tile("int8", "backup", 8192, 8, 3), (4, 5, 8)),
     Sweep(Tile("int8", "backup", 8192, 4, 1, "layer_first"), (8, 10, 12)),
     Sweep(Tile("int8", "backup", 8192, 8, 4, "layer_first"), (8, 10)),
@@ -82,7 +84,7 @@ SWEEPS = (
     Sweep(Tile("int8-rot", "backup", 8192, 8, 1, "layer_first"), (12, 16)),
     Sweep(Tile("int8-rot", "backup", 8192, 4, 1, "layer_first"), (16, 20)),
     Sweep(Tile("int8", "restore", 8192, 8, 5), (4, 5, 6, 8)),
-    Sweep(Tile("int8", "restore", 8192, 8, 5), (4, 6), (2 * LAUNCH_TOKENS,)),
+    Sweep(Tile("int8", "restore", 8192, 8, 5), (4, 5, 6), (2 * LAUNCH_TOKENS,)),
     Sweep(Tile("int8", "restore", 8192, 8, 4), (6, 8)),
     Sweep(Tile("int8", "restore", 8192, 8, 8), (5,)),
     Sweep(Tile("int8", "restore", 8192, 4, 5), (6,)),
@@ -263,7 +265,7 @@ def table(result: dict[str, Any]) -> str:
                 *(f"{row[f'ms_{kind}']:.2f}" for kind in (*ORDERS, "short")),
                 f"{row['gemm_slowdown']:.2f}",
                 f"{slowed:.2f}",
-                f"{(1 - 1 / slowed) * row['ms_sequential']:.2f}",
+                f"{ms_lost(slowed, row['ms_sequential']):.2f}",
             ]
             lines.append(f"| {' | '.join(f'**{c}**' if is_default else c for c in cells)} |")
     return "\n".join(lines) + "\n"

@@ -110,11 +110,18 @@ def summary(result: dict[str, Any], layout: str = "page_first") -> str:
     return "\n".join(lines)
 
 
+def ms_lost(slowdown: float, ms: float) -> float:
+    """Milliseconds that work loses to one transfer beside it, which takes ``ms`` alone.
+
+    The share of its time that it loses beside transfers, times what a transfer takes.
+    """
+    return (1 - 1 / slowdown) * ms
+
+
 def lost(result: dict[str, Any]) -> list[Row]:
     """What one transfer of TOKENS tokens costs the work beside it, in milliseconds, computed.
 
-    The share of its time that the work loses beside transfers, times what a transfer takes alone: a
-    shorter one slows for a shorter time. That the work slows the transfer too is left out.
+    A shorter transfer slows it for a shorter time. That work slows the transfer too is left out.
     """
     found = []
     for row in result["beside"]:
@@ -127,7 +134,7 @@ def lost(result: dict[str, Any]) -> list[Row]:
             codec=row["codec"],
             transfer=row["transfer"],
         )
-        found.append(row | {"ms_lost": (1 - 1 / row["slowdown"]) * alone["ms_median"]})
+        found.append(row | {"ms_lost": ms_lost(row["slowdown"], alone["ms_median"])})
     return found
 
 

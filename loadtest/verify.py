@@ -281,12 +281,14 @@ def check(arm: str, found: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def environment() -> dict[str, Any]:
-    """Versions, and the card where there is one."""
+def made_with() -> dict[str, Any]:
+    """Versions, commit, hardware, and the card where there is one."""
     import torch
 
+    from loadtest.experiments import environment
+
     names = ("hiqcache", "sglang", "torch", "triton", "numpy")
-    found: dict[str, Any] = {"versions": {}, "card": None}
+    found: dict[str, Any] = {"versions": {}, "card": None, "environment": environment.describe()}
     for name in names:
         try:
             found["versions"][name] = version(name)
@@ -335,7 +337,7 @@ def main() -> int:
 
     result: dict[str, Any] = {
         "command": " ".join(["python -m loadtest.verify", *sys.argv[1:]]),
-        **environment(),
+        **made_with(),
         "arms": {},
     }
     lock = threading.Lock()

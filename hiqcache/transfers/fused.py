@@ -35,12 +35,13 @@ class Launch(NamedTuple):
 
 
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
-# results/h200/launches.json). A backup's writes wait for no answer: a kernel that encodes faster
-# than PCIe takes them fills the queues that the other multiprocessors' loads pass too, and a decode
-# step beside it takes up to twice as long. So int8's has few warps, and its rows are loaded as they
-# are needed. In layer_first, records are in smaller pieces, and with random slots eight programs
-# leave PCIe idle. Restore: few programs, with several tiles each on their way; more are no faster,
-# and a decode step beside them loses more. int8-rot's take longer to decode one.
+# results/h200/launches.md). A backup's writes wait for no answer: a kernel that encodes faster than
+# PCIe takes them fills the queues that the other multiprocessors' loads pass too, and a decode step
+# beside it takes up to twice as long. So a backup has what it takes to come near PCIe's speed and
+# no more: rows of int8 are loaded as they are needed, by four warps. In layer_first, records are in
+# smaller pieces, and random slots want more programs. Restore: few programs, with several tiles
+# each on their way; more are no faster, and a decode step beside them loses more. int8-rot's take
+# longer to decode one.
 BACKUP = {
     ("int8", "page_first"): Launch(8192, 8, 4),
     ("int8", "layer_first"): Launch(8192, 12, 4),
@@ -51,11 +52,14 @@ RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,
-#: 2,048 tokens take 3 % less time, and a GEMM beside them a quarter more.
+#: 2,048 tokens take 3 % less time, and a GEMM beside them a fifth more.
 LAUNCH_TOKENS = 2048
 
 #: The widest access of a GPU thread, in bytes.
 VECTOR_BYTES = 16
+
+#: The oldest compute capability that has the kernels' instructions.
+CAPABILITY = (8, 0)
 
 #: The smallest side of a tile that Triton's dot takes.
 DOT_ROWS = 16
@@ -159,7 +163,7 @@ class FusedTransfer(Transfer):
             geometry | {"LARGEST": torch.finfo(self._dtype).max},
             self._restore_arguments(0, 1, none, none),
         )
-        # A restore's first launch waits for all that comes before it here.
+        # Tokens a tile. Computed once: a restore's first launch waits for the Python before it.
         self._backup_tile = self._rows(self._backup_launch) // (2 * self._heads)
         self._restore_tile = self._rows(self._restore_launch) // (2 * self._heads)
 
@@ -199,10 +203,11 @@ class FusedTransfer(Transfer):
         group = max(min(2 * run.group, fitting, len(self.device_k) - layer), 1)
         host = self._indices.send("restore host", run.host)
         device = self._indices.send("restore device", run.device)
-        programs = self._restore_launch.programs
-        # All of a launch's layers at once, if the programs can be shared out evenly.
-        at_once = math.gcd(group, programs)
-        grid = min(programs // at_once, -(-tokens // self._restore_tile)), at_once, 1
+        programs, tiles = self._restore_launch.programs, -(-tokens // self._restore_tile)
+        # All of a launch's layers at once, if the programs can be shared out evenly, and as many as
+        # it takes to keep them all busy.
+        at_once = max(math.gcd(group, programs), min(group, programs // tiles))
+        grid = min(programs // at_once, tiles), at_once, 1
         self._restore_kernel[grid](
             *self._restore_arguments(layer, group, host, device), *self._restore_constants
         )
@@ -259,7 +264,7 @@ class FusedTransfer(Transfer):
         if self.arena.buffer.data_ptr() % VECTOR_BYTES:
             raise ValueError(
                 f"transfer fused moves {VECTOR_BYTES} bytes of the arena at a time, and this "
-                f"arena's buffer does not begin at a multiple of that: let it begin at one."
+                f"arena's buffer begins at no multiple of {VECTOR_BYTES}: allocate it at one."
             )
         if kernels.INTERPRETED:
             return
@@ -268,6 +273,7 @@ class FusedTransfer(Transfer):
                 f"transfer fused runs on CUDA devices and this pool is on {self._device}: use "
                 f"HIQCACHE_TRANSFER=torch."
             )
+        _check_gpu(torch.cuda.get_device_capability(self._device), torch.version.hip)
         if not self.arena.buffer.is_pinned():
             raise ValueError(
                 "transfer fused lets the GPU read and write the arena, so its memory must be "
@@ -302,15 +308,6 @@ class FusedTransfer(Transfer):
             "CODE_ALIGN": math.gcd(
                 *(VECTOR_BYTES, codes.page_stride, codes.slot_stride, codes.layer_stride),
                 *(codes.base, planes.v_codes.base),
-            ),
-            # Whether head 0's scale begins a word in every slot, so that 1's ends it.
-            "PAIRED": self._heads % 2 == 0
-            and not any(
-                offset % 4
-                for offset in (
-                    *(scales.base, planes.v_scales.base, scales.layer_stride),
-                    *(scales.page_stride, scales.slot_stride),
-                )
             ),
             "ROTATE": self.codec.name == "int8-rot",
         }
@@ -355,6 +352,16 @@ class FusedTransfer(Transfer):
         return encode.to(self._device, dtype), decode.to(self._device, dtype)
 
 
+def _check_gpu(capability: tuple[int, int], hip: str | None) -> None:
+    """Raise ValueError unless a GPU has the instructions of hiqcache.transfers.kernel_codec."""
+    if hip or capability < CAPABILITY:
+        found = "ROCm" if hip else f"compute capability {capability[0]}.{capability[1]}"
+        raise ValueError(
+            f"transfer fused needs an NVIDIA GPU of compute capability 8.0 or more, and this is "
+            f"{found}: use HIQCACHE_TRANSFER=torch."
+        )
+
+
 def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     """What ``[grid](*arguments)`` launches: compiled, or as it is under the interpreter.
 
@@ -365,7 +372,7 @@ def _compile(kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Any:
     """
     if kernels.INTERPRETED:
         return kernel
-    # The stages of a restore are its loop's own.
+    # A kernel's stages are its inner loop's own.
     compiled = kernel.warmup(*arguments, grid=(1,), num_warps=launch.warps, num_stages=1)
     # The first launch loads the kernel, for which the driver may wait for the device.
     compiled[(1, 1, 1)](*arguments)

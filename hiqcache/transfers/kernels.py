@@ -14,8 +14,7 @@ a mask for them; rows that are no token's, where 2 * HEADS does not divide ROWS,
 unsigned: the 64-bit product of one with a stride is one instruction, if the stride is no power of
 two that is known when compiling.
 
-The kernels run under TRITON_INTERPRET=1 too, on CPU tensors; plain Triton stands there for the few
-lines of PTX, each of which gives the same bits.
+The kernels run under TRITON_INTERPRET=1 too, on CPU tensors.
 
 With STAGES above one, an inner loop reads through asynchronous copies into shared memory, rounds
 ahead, which Triton makes of its loads of four bytes or more; any other load would wait in every
@@ -30,16 +29,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hiqcache.transfers.kernel_codec import from_rows, quantise, to_float, to_rows
+
 #: Whether the kernels below were defined for Triton's interpreter.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-
-_INTERPRETED = tl.constexpr(INTERPRETED)
-_CODE_MAX = tl.constexpr(127.0)
-_FLOAT_INF_BITS = tl.constexpr(0x7F800000)
-_BF16_NAN_BITS = tl.constexpr(0x7FC0)
-# Adding 384 = 1.5 * 2^8 rounds a quotient to a multiple of 2^-15, adding 1.5 * 2^23 to an integer.
-_SNAP = tl.constexpr(384.0)
-_ROUND = tl.constexpr(12582912.0 - 384.0)
 
 
 @triton.jit
@@ -70,7 +63,7 @@ def _within(
 
 @triton.jit
 def _is_live(token, left, TOKENS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """Which of a tile's rows are some token's, where ``left`` tokens begin with the tile's."""
+    """Which of a tile's rows are some token's, if ``left`` are to come, its own too."""
     live = token < left
     if TOKENS * 2 * HEADS != ROWS:
         live &= token < TOKENS
@@ -126,158 +119,6 @@ def _slot_offset(
 
 
 @triton.jit
-def _quantise(values, SCALE_MIN_BITS: tl.constexpr, ROTATE: tl.constexpr):
-    """fp32 [ROWS, DIM] to int8 codes and the bits of bf16 scales: codecs.int8.quantise, bit by bit.
-
-    Why a product with the reciprocal gives the same codes as the reference's rounded quotient, for
-    values of bf16 or fp16 (codec int8). With x and s of at most 11 and 8 significant bits and
-    |x / s| >= 0.49, x / s is either a tie k + 1/2 or at least 2^-13 away from one, as 2x - (2k+1)s
-    is a whole multiple of the smaller operand's last bit. The product, at most 127.5, is within
-    127.5 * 2^-23 < 2^-16 of x / s, fused or not with the addition that follows; so rounding it to
-    a multiple of 2^-15 gives exactly k + 1/2 for a tie, and leaves the others on their side.
-
-    No clamp: rounding a scale to bf16 lowers it by at most 2^-8 of itself, so |x / s| is at most
-    127 * (1 + 2^-8) < 127.5.
-    """
-    amax = _largest_magnitude(values)
-    finite = amax < _FLOAT_INF_BITS
-    amax = tl.where(finite, amax, _FLOAT_INF_BITS - 1).to(tl.float32, bitcast=True)
-    bits = _by_code_max(amax).to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to bf16, half to even
-    bits = tl.maximum(bits, SCALE_MIN_BITS)
-    inverse = _reciprocal((bits << 16).to(tl.float32, bitcast=True))
-    # The low byte of 1.5 * 2^23 + n is n.
-    rounded = (values * inverse[:, None] + _SNAP) + _ROUND
-    words = rounded.to(tl.int32, bitcast=True)
-    mask = tl.where(finite, -1, 0)[:, None]
-    # A product's layout has other rows among any four that are neighbours in a thread.
-    codes = (words & mask).to(tl.int8) if ROTATE else _low_bytes(words, mask)
-    scales = tl.where(finite, bits, _BF16_NAN_BITS)
-    return codes, scales.to(tl.int16)
-
-
-@triton.jit
-def _by_code_max(values):
-    """``values`` / 127, correctly rounded where it is no less than the smallest scale.
-
-    Markstein's theorem: a quotient within one unit in the last place, corrected by its remainder
-    (exact, and a fused operation) times the correctly rounded reciprocal, is correctly rounded. So
-    a compiler divides too, after it has excluded quotients near the subnormal range.
-    """
-    if _INTERPRETED:
-        return tl.math.div_rn(values, _CODE_MAX)
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .f32 quotient, remainder;
-            mul.rn.f32 quotient, $1, 0f3C010204;
-            fma.rn.f32 remainder, quotient, 0fC2FE0000, $1;
-            fma.rn.f32 $0, remainder, 0f3C010204, quotient;
-        }""",
-        "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _reciprocal(values):
-    """1 / ``values``, correctly rounded."""
-    if _INTERPRETED:
-        return tl.math.div_rn(1.0, values)
-    # A division takes three times as many instructions.
-    return tl.inline_asm_elementwise(
-        "rcp.rn.f32 $0, $1;", "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def _larger(one, other):
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _largest_magnitude(values):
-    """The bits of each row's largest |value|, fp32 [ROWS, DIM]; a NaN's if it has one."""
-    if _INTERPRETED:
-        # Of finite values, infinity and NaN, bits are in the order of magnitudes.
-        return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
-    # In this form an instruction takes two magnitudes.
-    return tl.reduce(tl.abs(values), 1, _larger).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _low_bytes(words, mask):
-    """The low bytes of ``words`` and ``mask``, int32 [ROWS, DIM] and [ROWS, 1], as int8."""
-    if _INTERPRETED:
-        return (words & mask).to(tl.int8)
-    # Four at a time, in a layout where those are of one row.
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 low, high;
-            prmt.b32 low, $1, $2, 0x0040;
-            prmt.b32 high, $3, $4, 0x0040;
-            prmt.b32 low, low, high, 0x5410;
-            and.b32 $0, low, $5;
-        }""",
-        "=r,r,r,r,r,r,r,r,r", [words, mask], dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@triton.jit
-def _from_rows(rows):
-    """bf16 or fp16 to fp32."""
-    if _INTERPRETED or rows.dtype != tl.bfloat16:
-        return rows.to(tl.float32)
-    return tl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
-        "=&r,=&r,r", [rows], dtype=tl.float32, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@triton.jit
-def _to_float(codes):
-    """int8 to fp32, four bytes from one register without unpacking them first."""
-    if _INTERPRETED:
-        return codes.to(tl.float32)
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .s32 code;
-            bfe.s32 code, $4, 0, 8;
-            cvt.rn.f32.s32 $0, code;
-            bfe.s32 code, $4, 8, 8;
-            cvt.rn.f32.s32 $1, code;
-            bfe.s32 code, $4, 16, 8;
-            cvt.rn.f32.s32 $2, code;
-            bfe.s32 code, $4, 24, 8;
-            cvt.rn.f32.s32 $3, code;
-        }""",
-        "=&r,=&r,=&r,=&r,r", [codes], dtype=tl.float32, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@triton.jit
-def _to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
-    """fp32 to ``dtype``, half to even, clamped to its largest finite value; NaN stays NaN."""
-    if not _INTERPRETED and dtype == tl.bfloat16:
-        # Clamps as it rounds, two at a time.
-        return tl.inline_asm_elementwise(
-            "cvt.rn.satfinite.bf16x2.f32 $0, $2, $1;",
-            "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    if not _INTERPRETED and dtype == tl.float16:
-        return tl.inline_asm_elementwise(
-            "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;",
-            "=r,r,r", [values], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
-    values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    if dtype == tl.bfloat16:
-        # The interpreter's cast truncates.
-        bits = values.to(tl.int32, bitcast=True)
-        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
-        rounded = tl.where(values == values, rounded, _BF16_NAN_BITS)
-        return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return values.to(dtype)
-
-
-@triton.jit
 def _store_encoded(
     values,
     arena,
@@ -291,7 +132,7 @@ def _store_encoded(
 ):
     """Encodes fp32 [ROWS, DIM_BLOCK] and stores what is ``live`` at these offsets of the arena."""
     column = tl.arange(0, DIM_BLOCK)[None, :]
-    codes, scales = _quantise(values, SCALE_MIN_BITS, ROTATE)
+    codes, scales = quantise(values, SCALE_MIN_BITS, ROTATE)
     codes_ptr = (arena + codes_at).to(tl.pointer_type(tl.int8), bitcast=True)
     tl.store(codes_ptr[:, None] + column, codes, mask=live[:, None] & (column < DIM))
     scales_ptr = (arena + scales_at).to(tl.pointer_type(tl.int16), bitcast=True)
@@ -365,12 +206,13 @@ def backup(
             scale_slot += tl.where(is_v == 1, v_scales, k_scales) + head * 2
             live = _is_live(token, tokens - tile * TOKENS, TOKENS, HEADS, ROWS)
             for at in tl.range(tl.program_id(1), LAYERS, tl.num_programs(1), num_stages=STAGES):
-                # Past the last layer nothing is loaded, but an address is made of what is there.
+                # Rounds past the last layer copy nothing, but from an address, made of what lay in
+                # shared memory: an aligned one at least.
                 base = tl.load(bases + at * 2 + is_v) & -DEVICE_ALIGN
                 base += head * (DIM * ELEMENT_BYTES)
                 rows_ptr = _row_pointers(device, base, device_slot, device_stride, DEVICE_ALIGN)
                 rows = tl.load(rows_ptr[:, None] + column, mask=within, other=0.0)
-                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else _from_rows(rows)
+                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else from_rows(rows)
                 layer_codes = tl.multiple_of(code_layer_stride.to(tl.int64) * at, CODE_ALIGN)
                 layer_scales = scale_layer_stride.to(tl.int64) * at
                 _store_encoded(
@@ -393,7 +235,7 @@ def backup(
                     device, layer_rows, device_slot, device_stride, DEVICE_ALIGN
                 )
                 rows = tl.load(rows_ptr[:, None] + column, mask=within, other=0.0)
-                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else _from_rows(rows)
+                values = tl.dot(rows.to(rotation.dtype), rotation) if ROTATE else from_rows(rows)
                 code_slot = _slot_offset(host_slot, PAGE_SIZE, CODE_PAGE_STRIDE, CODE_SLOT_STRIDE)
                 scale_slot = _slot_offset(
                     host_slot, PAGE_SIZE, SCALE_PAGE_STRIDE, SCALE_SLOT_STRIDE
@@ -442,7 +284,6 @@ def restore(
     SCALE_SLOT_STRIDE: tl.constexpr,
     DEVICE_ALIGN: tl.constexpr,
     CODE_ALIGN: tl.constexpr,
-    PAIRED: tl.constexpr,
     ROTATE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -452,8 +293,7 @@ def restore(
     H * diag(signs) in the rows' dtype where ROTATE; a product with codes is a sum of whole numbers
     below 2^24, exact in any order.
 
-    What depends on the layer alone, a division too, would cost as much in the inner loop as
-    decoding does.
+    What depends on the layer alone is kept out of the inner loop, a division too.
     """
     column = tl.arange(0, DIM_BLOCK)[None, :]
     if ROTATE:
@@ -488,13 +328,14 @@ def restore(
             )
             pair_at = tl.multiple_of(scales_at & -4, [4])
             pair = tl.load((arena + pair_at).to(tl.pointer_type(tl.int32), bitcast=True))
-            is_first = head % 2 == 0 if PAIRED else scales_at & 2 == 0
+            # Of an even number of heads, the first one's scale begins a word in every record.
+            is_first = head % 2 == 0 if HEADS % 2 == 0 else scales_at & 2 == 0
             bits = tl.where(is_first, pair << 16, pair & -0x10000)
             scale = bits.to(tl.float32, bitcast=True)
             rows_ptr = _row_pointers(device, layer_rows, device_slot, device_stride, DEVICE_ALIGN)
             live = _is_live(token, left, TOKENS, HEADS, ROWS)
             left -= step * TOKENS
-            values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else _to_float(codes)
-            rows = _to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
+            values = tl.dot(codes.to(rotation.dtype), rotation) if ROTATE else to_float(codes)
+            rows = to_rows(values * scale[:, None], device.dtype.element_ty, LARGEST)
             inside = live[:, None] & (column < DIM)
             tl.store(rows_ptr[:, None] + column, rows, mask=inside)

@@ -65,16 +65,26 @@ def _verified(summary: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, found in summary["arms"].items():
-        if "pressure" not in found:
-            # Ended by a time limit: no row is better than half of one.
-            continue
-        exact, pressure = found["exact"], found["pressure"]
-        lines.append(
-            f"| {arm} | {found['capacity']['host_total_tokens']:,.0f} | {exact['equal']} of "
-            f"{exact['compared']} | {pressure['requests']:,} | {pressure['restored_requests']:,} "
-            f"| {pressure['mismatches']} | {pressure['largest_change_restored']:.2f} | "
-            f"{pressure['bound']:.2f} |"
+        exact = found["exact"]
+        cells = [
+            arm,
+            f"{found['capacity']['host_total_tokens']:,.0f}",
+            f"{exact['equal']} of {exact['compared']}",
+        ]
+        # What a time limit or a crash has cut short shows.
+        pressure = found.get("pressure")
+        cells += (
+            [
+                f"{pressure['requests']:,}",
+                f"{pressure['restored_requests']:,}",
+                str(pressure["mismatches"]),
+                f"{pressure['largest_change_restored']:.2f}",
+                f"{pressure['bound']:.2f}",
+            ]
+            if pressure
+            else ["not finished", *["–"] * 4]
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -215,6 +215,23 @@ def test_readme_tables_follow_results(tmp_path: Path) -> None:
     assert readme.fill(filled, tmp_path) == filled
 
 
+def test_an_arm_that_was_cut_short_shows_in_the_readme(tmp_path: Path) -> None:
+    (tmp_path / "h200").mkdir()
+    capacity, exact = {"host_total_tokens": 1000.0}, {"equal": 3, "compared": 4}
+    pressure = {
+        "requests": 2000, "restored_requests": 900, "mismatches": 1,
+        "largest_change_restored": 0.5, "bound": 0.25,
+    }  # fmt: skip
+    arms = {
+        "bf16": {"capacity": capacity, "exact": exact, "pressure": pressure},
+        "int8": {"capacity": capacity, "exact": exact},
+    }
+    (tmp_path / "h200" / "server.json").write_text(json.dumps({"arms": arms}))
+    filled = readme.fill("<!-- results:server -->\n<!-- /results:server -->", tmp_path)
+    assert "| bf16 | 1,000 | 3 of 4 | 2,000 | 900 | 1 | 0.50 | 0.25 |\n" in filled
+    assert "| int8 | 1,000 | 3 of 4 | not finished | – | – | – | – |\n" in filled
+
+
 @pytest.mark.parametrize(
     "text",
     [

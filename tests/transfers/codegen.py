@@ -1,10 +1,10 @@
 """Compiles the fused kernels for an H100 or H200 (sm_90), without a GPU, and prints what came out.
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
-not the interpreter's. JSON lines: codec, heads, dim, kernel, stages; of the machine code, accesses
-of spilled registers in loops; bytes of shared memory, widths of global loads and stores, sizes of
-asynchronous copies, and how many of them may be pending when a round of the loop waits for others;
-how many neighbours in a row a thread has where the kernel packs four.
+not the interpreter's. JSON lines: codec, heads, dim, order, kernel, stages; of the machine code,
+accesses of spilled registers in loops; bytes of shared memory, widths of global loads and stores,
+sizes of asynchronous copies, and how many of them may be pending when a round of the loop waits for
+others; how many neighbours in a row a thread has where the kernel packs four.
 """
 
 from __future__ import annotations
@@ -105,8 +105,11 @@ def describe(code: Any) -> dict[str, Any]:
 def main() -> None:
     # What FusedTransfer asks of memory is not needed to compile; the kernels stay Triton's.
     kernels.INTERPRETED = True
-    for codec, heads, dim in itertools.product(("int8", "int8-rot"), (1, 8), (64, 128)):
-        shape = Shape(codec=codec, heads=heads, dim=dim, host_slots=64, device_slots=64)
+    codecs, orders = ("int8", "int8-rot"), ("page_first", "layer_first")
+    for codec, heads, dim, order in itertools.product(codecs, (1, 8), (64, 128), orders):
+        shape = Shape(
+            codec=codec, heads=heads, dim=dim, order=order, host_slots=64, device_slots=64
+        )
         pool = Pool(shape, torch.device("cpu"))
         transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
         for kernel, launch, constants in (
@@ -114,7 +117,8 @@ def main() -> None:
             (kernels.restore, transfer.launches["restore"], transfer._restore_constants),
         ):
             code = compiled(kernel, launch, constants, codec == "int8-rot")
-            row = {"codec": codec, "heads": heads, "dim": dim, "kernel": kernel.__name__}
+            row = {"codec": codec, "heads": heads, "dim": dim, "order": order}
+            row |= {"kernel": kernel.__name__}
             print(json.dumps(row | {"stages": launch.stages} | describe(code)), flush=True)
 
 

@@ -13,7 +13,8 @@ if not GPU:
     # Triton looks when a kernel is defined; another test may have imported the kernels before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        importlib.reload(importlib.import_module("hiqcache.transfers.kernels"))
+        for name in ("kernel_codec", "kernels"):
+            importlib.reload(importlib.import_module(f"hiqcache.transfers.{name}"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
 from hiqcache.transfers import kernels
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import FusedTransfer, Launch
+from hiqcache.transfers.fused import FusedTransfer, Launch, _check_gpu
 from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import POISON, Pool, Shape, same
 
@@ -307,6 +307,45 @@ def test_a_launch_that_fails_leaves_no_layer_out(
     assert _restored(pool) == [0, 2, 3, 4, 5]
 
 
+def test_a_launch_serves_the_stream_that_it_was_enqueued_on(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another stream, a layer that an earlier launch is still to bring is asked for anew."""
+    pool, _ = _stored_pool(BASE.but(layers=3), device)
+    transfer = fused(pool)
+    host, rows = pool.indices(9)
+    for stream, layer in ((1, 0), (1, 1), (2, 2)):
+        monkeypatch.setattr(transfer, "_stream", lambda stream=stream: stream)
+        transfer.restore(layer, host, rows)
+        if layer == 1:
+            assert _restored(pool) == [0, 1, 2]
+            for buffer in (*pool.k, *pool.v):
+                buffer.fill_(torch.nan)
+    assert _restored(pool) == [2]
+
+
+def test_the_shortest_restores_keep_all_programs_busy(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a layer is one tile, programs that have no tile have a layer."""
+    pool, _ = _stored_pool(BASE.but(layers=16), device)
+    launch = Launch(8192, 6, 4, 5)
+    transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, restore=launch)
+    grids: list[tuple[int, ...]] = []
+    kernel = transfer._restore_kernel
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(transfer, "_restore_kernel", Watched())
+    host, rows = pool.indices(9)
+    pool.restore_all(transfer, host, rows)
+    assert grids == [(1, 1, 1), (1, 2, 1), (1, 4, 1), (1, 6, 1), (1, 1, 1)]
+    assert _restored(pool) == list(range(16))
+
+
 def test_long_restores_are_launched_layer_by_layer(device: torch.device) -> None:
     """Where a layer takes long by itself, none waits for another."""
     pool, _ = _stored_pool(BASE.but(layers=6), device)
@@ -379,6 +418,29 @@ def test_it_refuses_a_head_dim_that_is_no_multiple_of_16(device: torch.device) -
     arena = Arena(torch.zeros(layout.arena_bytes(4), dtype=torch.uint8), layout, 4)
     with pytest.raises(ValueError, match=r"multiple of 16; this model's is 24"):
         FusedTransfer(codec, arena, rows, rows)
+
+
+def test_it_refuses_an_arena_that_sixteen_bytes_cannot_be_read_from(device: torch.device) -> None:
+    pool = Pool(BASE, device)
+    layout, pages = pool.arena.layout, pool.arena.pages
+    buffer = torch.empty(layout.arena_bytes(pages) + 8, dtype=torch.uint8)
+    if device.type == "cuda":
+        buffer = buffer.pin_memory()
+    with pytest.raises(ValueError, match=r"no multiple of 16: allocate it at one"):
+        FusedTransfer(pool.codec, Arena(buffer[8:], layout, pages), pool.k, pool.v)
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "found"),
+    [((7, 5), None, "compute capability 7.5"), ((9, 4), "7.1", "ROCm")],
+)
+def test_it_refuses_a_gpu_without_its_instructions(
+    capability: tuple[int, int], hip: str | None, found: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"this is {found}: use HIQCACHE_TRANSFER=torch"):
+        _check_gpu(capability, hip)
+    for served in ((8, 0), (8, 9), (9, 0), (12, 0)):
+        _check_gpu(served, None)
 
 
 def _stored(pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
