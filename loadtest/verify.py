@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -282,23 +281,18 @@ def check(arm: str, found: dict[str, Any]) -> list[str]:
 
 
 def made_with() -> dict[str, Any]:
-    """Versions, commit, hardware, and the card where there is one."""
+    """Versions, commit and hardware, and the card where there is one."""
     import torch
 
     from loadtest.experiments import environment
 
-    names = ("hiqcache", "sglang", "torch", "triton", "numpy")
-    found: dict[str, Any] = {"versions": {}, "card": None, "environment": environment.describe()}
-    for name in names:
-        try:
-            found["versions"][name] = version(name)
-        except ImportError:
-            found["versions"][name] = None
+    described = environment.describe()
+    card = None
     if torch.cuda.is_available():
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        found["card"] = lines.strip().splitlines()
-    return found
+        card = lines.strip().splitlines()
+    return {"versions": described["versions"], "card": card, "environment": described}
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ class Launch(NamedTuple):
 # Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
 # results/h200/launches.md). A backup's writes wait for no answer: a kernel that encodes faster than
 # PCIe takes them fills the queues that the other multiprocessors' loads pass too, and a decode step
-# beside it takes up to twice as long. So a backup has what it takes to come near PCIe's speed and
+# beside it can take twice as long. So a backup has what it takes to come near PCIe's speed and
 # no more: rows of int8 are loaded as they are needed, by four warps. In layer_first, records are in
 # smaller pieces, and random slots want more programs. Restore: few programs, with several tiles
 # each on their way; more are no faster, and a decode step beside them loses more. int8-rot's take
@@ -52,7 +52,7 @@ RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,
-#: 2,048 tokens take 3 % less time, and a GEMM beside them a fifth more.
+#: 2,048 tokens take a little less time, and a GEMM beside them much more (launches.md).
 LAUNCH_TOKENS = 2048
 
 #: The widest access of a GPU thread, in bytes.
@@ -357,8 +357,9 @@ def _check_gpu(capability: tuple[int, int], hip: str | None) -> None:
     if hip or capability < CAPABILITY:
         found = "ROCm" if hip else f"compute capability {capability[0]}.{capability[1]}"
         raise ValueError(
-            f"transfer fused needs an NVIDIA GPU of compute capability 8.0 or more, and this is "
-            f"{found}: use HIQCACHE_TRANSFER=torch."
+            f"transfer fused needs an NVIDIA GPU of compute capability "
+            f"{'.'.join(map(str, CAPABILITY))} or more, and this is {found}: use "
+            f"HIQCACHE_TRANSFER=torch."
         )
 
 

@@ -24,8 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hiqcache.transfers import kernels
-from hiqcache.transfers.fused import FusedTransfer, Launch
-from tests.transfers.pools import Pool, Shape
+from hiqcache.transfers.fused import Launch
+from tests.transfers.pools import Pool, Shape, fused
 
 TARGET = GPUTarget("cuda", 90, 32)
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -111,7 +111,7 @@ def main() -> None:
             codec=codec, heads=heads, dim=dim, order=order, host_slots=64, device_slots=64
         )
         pool = Pool(shape, torch.device("cpu"))
-        transfer = FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
+        transfer = fused(pool)
         for kernel, launch, constants in (
             (kernels.backup, transfer.launches["backup"], transfer._backup_constants),
             (kernels.restore, transfer.launches["restore"], transfer._restore_constants),

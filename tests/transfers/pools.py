@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import Codec
 from hiqcache.record import Format, Order, RecordLayout
 from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.torch import TorchTransfer
 
 #: What untouched arena bytes hold.
@@ -100,6 +102,11 @@ class Pool:
         host = torch.randperm(self.shape.host_slots, generator=random)[:tokens]
         rows = torch.randperm(self.shape.device_slots, generator=random)[:tokens]
         return host.to(self.device), rows.to(self.device)
+
+
+def fused(pool: Pool, **launches: Any) -> FusedTransfer:
+    """The fused transfer of ``pool``; ``launches`` as FusedTransfer takes them."""
+    return FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, **launches)
 
 
 def awkward_rows(shape: Shape, seed: int) -> torch.Tensor:

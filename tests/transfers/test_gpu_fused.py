@@ -11,7 +11,7 @@ from hiqcache.codecs import get_codec
 from hiqcache.record import RecordLayout
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import FusedTransfer
-from tests.transfers.pools import Pool, Shape, same
+from tests.transfers.pools import Pool, Shape, fused, same
 
 pytestmark = pytest.mark.gpu
 
@@ -29,10 +29,6 @@ GEOMETRIES = [
         ((1, "page_first"), (16, "layer_first"), (64, "page_first")),
     )
 ]  # fmt: skip
-
-
-def fused(pool: Pool) -> FusedTransfer:
-    return FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
 
 
 @pytest.mark.parametrize("shape", GEOMETRIES, ids=str)
@@ -202,3 +198,10 @@ def test_it_refuses_memory_that_the_gpu_cannot_reach() -> None:
         FusedTransfer(
             pool.codec, pool.arena, [k.cpu() for k in pool.k], [v.cpu() for v in pool.v]
         )  # fmt: skip
+
+
+def test_it_asks_for_the_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(Shape(), CUDA)
+    monkeypatch.setattr("hiqcache.transfers.fused.CAPABILITY", (99, 0))
+    with pytest.raises(ValueError, match=r"of compute capability 99\.0 or more"):
+        fused(pool)

@@ -9,19 +9,14 @@ import pytest
 import torch
 
 from hiqcache.transfers.base import Transfer
-from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.mover import MoverTransfer
-from tests.transfers.pools import Pool, Shape, same
+from tests.transfers.pools import Pool, Shape, fused, same
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
 
 Make = Callable[[Pool], Transfer]
-
-
-def fused(pool: Pool) -> Transfer:
-    return FusedTransfer(pool.codec, pool.arena, pool.k, pool.v)
 
 
 def mover(pool: Pool) -> Transfer:
