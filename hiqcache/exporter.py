@@ -1,9 +1,10 @@
 """`hiqcache exporter`: what no single server knows. Compares two arms by their own /metrics.
 
 It scrapes both servers every few seconds, keeps a window of what their counters said, and serves
-ratios and differences of the two windows on /metrics; /healthz answers as long as the process
-works. An arm that cannot be scraped is a metric (hiqcache_arm_up 0), and its comparisons are left
-out until it is back. Needs neither torch nor SGLang.
+ratios of the two windows on /metrics; /healthz answers as long as the process works. An arm that
+cannot be scraped, for whatever reason, is a metric (hiqcache_arm_up 0), and its comparisons are
+left out until it is back. Needs neither torch nor SGLang. Hit ratios are not its business: their
+one definition is in monitoring/rules/recording.yml.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import logging
 import signal
 import threading
 import time
-import urllib.request
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -28,50 +27,54 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from hiqcache import direct_http
+
 logger = logging.getLogger(__name__)
 
 PORT = 9645
 
-_PROMPT = "sglang:prefill_effective_tokens_total"
-
-#: Counters that comparisons are made of, each with the label that keeps its series apart. Other
-#: labels (ranks) are added up on both sides of every ratio.
-_COUNTERS = {
-    _PROMPT: "mode",
-    "hiqcache_restore_seconds_sum": "",
-    "hiqcache_restore_tokens_total": "",
-    "hiqcache_backup_seconds_sum": "",
-    "hiqcache_backup_tokens_total": "",
-}
+#: Counters that comparisons are made of. Their labels (ranks) are added up on both sides of every
+#: ratio.
+_COUNTERS = (
+    "hiqcache_restore_seconds_sum",
+    "hiqcache_restore_tokens_total",
+    "hiqcache_backup_seconds_sum",
+    "hiqcache_backup_tokens_total",
+)
 _GAUGES = ("hiqcache_l2_capacity_tokens", "hiqcache_l2_bytes_per_token")
 
-#: Without a proxy: one of the environment has no business between the exporter and its arms.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+#: What the lines of an SGLang server's page begin with. A page without any is another server's.
+_SERVED = ("sglang:", "hiqcache_")
 
-Totals = Mapping[tuple[str, str], float]
+#: Bytes of a page. SGLang's take under 1 MB.
+_PAGE_LIMIT = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One scrape of an arm: counters by (name, label value), and gauges by name."""
+    """One scrape of an arm: counters and gauges by name."""
 
     at: float
-    counters: Totals
+    counters: Mapping[str, float]
     gauges: Mapping[str, float]
 
 
 def read_page(page: str, at: float) -> Reading:
-    """What ``page``, a server's /metrics in text form, says at time ``at`` (seconds)."""
+    """What ``page``, a server's /metrics in text form, says at time ``at`` (seconds).
+
+    Raises ValueError where it is no such page.
+    """
+    if not any(line.startswith(_SERVED) for line in page.splitlines()):
+        raise ValueError(f"no metric of SGLang's on a page that begins with {page[:60]!r}")
     wanted = tuple(name.removesuffix("_sum") for name in (*_COUNTERS, *_GAUGES))
     # Most of the page is histograms of SGLang's; reading them all takes ten times as long.
     lines = [line for line in page.splitlines() if line.startswith(wanted)]
-    counters: dict[tuple[str, str], float] = defaultdict(float)
+    counters: dict[str, float] = defaultdict(float)
     gauges: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
             if sample.name in _COUNTERS:
-                key = (sample.name, sample.labels.get(_COUNTERS[sample.name], ""))
-                counters[key] += sample.value
+                counters[sample.name] += sample.value
             elif sample.name in _GAUGES:
                 gauges[sample.name] += sample.value
     return Reading(at, counters, gauges)
@@ -89,13 +92,14 @@ class Arm:
     failures: int = 0
 
     def fetch(self, timeout: float) -> None:
-        """Scrape once. A failure is noted, not raised."""
+        """Scrape once, within ``timeout`` seconds. A failure is noted, not raised."""
         try:
-            with _OPENER.open(self.url, timeout=timeout) as answer:
-                reading = read_page(answer.read().decode(), time.monotonic())
-        except (OSError, ValueError) as error:
+            page = direct_http.get(self.url, timeout=timeout, limit=_PAGE_LIMIT).text
+            reading = read_page(page, time.monotonic())
+        except Exception as error:
+            # Whatever a target does and whatever a parser makes of it, the next scrape comes.
             if self.up or not self.failures:
-                logger.warning("arm %s is down: %s: %s", self.name, self.url, error)
+                logger.warning("arm %s is down: %s: %r", self.name, self.url, error)
             self.up = False
             self.failures += 1
             return
@@ -103,6 +107,13 @@ class Arm:
             logger.info("arm %s is up: %s", self.name, self.url)
         self.up = True
         self.take(reading)
+
+    def poll(self, interval: float, stop: threading.Event) -> None:
+        """Scrape every ``interval`` seconds until ``stop``."""
+        while not stop.is_set():
+            started = time.monotonic()
+            self.fetch(interval)
+            stop.wait(max(0.0, started + interval - time.monotonic()))
 
     def take(self, reading: Reading) -> None:
         """Add ``reading``; a counter that fell means a restart, which begins a new window."""
@@ -113,16 +124,10 @@ class Arm:
         while len(self.readings) > 2 and self.readings[1].at <= reading.at - self.window:
             self.readings.popleft()
 
-    def growth(self, name: str, label: str = "") -> float:
+    def growth(self, name: str) -> float:
         """How much a counter grew within the window."""
         first, last = self.readings[0].counters, self.readings[-1].counters
-        return last.get((name, label), 0.0) - first.get((name, label), 0.0)
-
-    def hit_ratio(self) -> float | None:
-        """Share of prompt tokens that came from the cache, L1 or L2; None without prompts."""
-        hits = self.growth(_PROMPT, "device_hit") + self.growth(_PROMPT, "host_hit")
-        prompts = hits + self.growth(_PROMPT, "input")
-        return hits / prompts if prompts else None
+        return last.get(name, 0.0) - first.get(name, 0.0)
 
     def gauge(self, name: str) -> float | None:
         """A gauge's last value, summed over ranks; None where the server has none."""
@@ -155,15 +160,6 @@ class Comparison(Collector):
             failures.add_metric((arm.name,), arm.failures)
         yield failures
         live = [arm for arm in arms if arm.up and arm.readings]
-        ratios: dict[tuple[str, ...], float] = {
-            (arm.name,): ratio for arm in live if (ratio := arm.hit_ratio()) is not None
-        }
-        yield _family(
-            "hiqcache_arm_hit_ratio",
-            "Share of the arm's prompt tokens within the window that came from L1 or L2.",
-            ratios,
-            ("arm",),
-        )
         if len(live) == 2:
             yield from self._compared()
 
@@ -176,14 +172,7 @@ class Comparison(Collector):
                 above, below = below, above
             return above / below if above is not None and below else None
 
-        theirs, ours = control.hit_ratio(), treatment.hit_ratio()
-        gain = None if theirs is None or ours is None else ours - theirs
         values: list[tuple[str, str, float | None]] = [
-            (
-                "hiqcache_hit_ratio_gain",
-                "Treatment's hit ratio less the control's, within the window (0.1: ten points).",
-                gain,
-            ),
             (
                 "hiqcache_capacity_ratio",
                 "Tokens that the treatment's L2 holds over those that the control's holds.",
@@ -311,20 +300,27 @@ def run(arguments: argparse.Namespace) -> int:
     logger.info("serving http://%s:%d/metrics", arguments.host, server.server_port)
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()
-    with ThreadPoolExecutor(2) as pool:
-        while not stop.is_set():
-            started = time.monotonic()
-            list(pool.map(lambda arm: arm.fetch(arguments.interval), (control, treatment)))
-            stop.wait(max(0.0, started + arguments.interval - time.monotonic()))
+    # A thread an arm: one that stalls does not hold up the other.
+    pollers = [
+        threading.Thread(target=arm.poll, args=(arguments.interval, stop))
+        for arm in (control, treatment)
+    ]
+    for poller in pollers:
+        poller.start()
+    for poller in pollers:
+        poller.join()
     server.shutdown()
     return 0
 
 
 def _arm(role: str, text: str, window: float) -> Arm:
     name, found, url = text.partition("=")
-    if not (name and found and url.startswith(("http://", "https://"))):
+    if not (name and found):
         raise ValueError(
             f"--{role} {text}: give a name and an address, such as "
             "int8=http://127.0.0.1:30000/metrics."
         )
-    return Arm(name, url, window)
+    try:
+        return Arm(name, direct_http.checked(url), window)
+    except ValueError as error:
+        raise ValueError(f"--{role} {text}: {error}") from error
