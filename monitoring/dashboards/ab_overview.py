@@ -52,10 +52,16 @@ def build() -> Dashboard:
         .with_panel(
             number(
                 "Hit ratio gain",
-                "INT8's share of prompt tokens served from L1 or L2 less BF16's, in points of "
-                "100. 0 without load.",
+                "INT8's share of prompt tokens served from the cache less BF16's, in points of "
+                "100, over 10 minutes. 0 without load.",
                 (4, 0, 4, 4),
-                [("100 * sum(hiqcache_hit_ratio_gain) or vector(0)", "")],
+                [
+                    (
+                        '100 * sum(model:hit_ratio_gain:rate10m{model_name=~"$model"}) '
+                        "or vector(0)",
+                        "",
+                    )
+                ],
                 "suffix:points",
                 [(None, BAD), (-1, FAIR), (1, GOOD)],
                 decimals=1,
@@ -119,8 +125,9 @@ def _graphs(board: builders.Dashboard) -> builders.Dashboard:
         board.with_panel(
             lines(
                 "Hit ratio by tier",
-                "Share of prompt tokens found on the GPU (L1) and in host memory (L2), over 2 "
-                "minutes. L1 is the same size in both arms; L2 is where they differ.",
+                "Share of prompt tokens found on the GPU (L1), in host memory (L2) and in storage "
+                "(L3, if there is one), over 2 minutes. L1 is the same size in both arms; L2 is "
+                "where they differ.",
                 (0, 4, 12, 8),
                 [(f"arm_model_tier:hit_ratio:rate2m{{{_ARMS}}}", "{{arm}} {{tier}}")],
                 "percentunit",

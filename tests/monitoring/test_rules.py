@@ -22,14 +22,27 @@ RECORDS = sorted({rule["record"] for rule in RULES if "record" in rule})
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 
 
+TESTS = {
+    file.stem: yaml.safe_load(file.read_text())["tests"]
+    for file in sorted((MONITORING / "rule-tests").glob("*.yml"))
+}
+
+
 def rule_tests() -> list[dict[str, Any]]:
     """Every expression test of monitoring/rule-tests."""
-    return [
-        test
-        for file in sorted((MONITORING / "rule-tests").glob("*.yml"))
-        for case in yaml.safe_load(file.read_text())["tests"]
-        for test in case["promql_expr_test"]
-    ]
+    return [test for cases in TESTS.values() for case in cases for test in case["promql_expr_test"]]
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The metrics that servers export and ``expression`` reads, through any recorded series."""
+    found: set[str] = set()
+    for name in re.findall(r"(?<![\w:.$])([a-zA-Z_][\w]*(?::\w+)*)(?=[{\[]|\s|\)|$)", expression):
+        recorded = [rule["expr"] for rule in RULES if rule.get("record") == name]
+        if recorded:
+            found |= set().union(*(metrics_of(inner) for inner in recorded))
+        elif name == "up" or name.startswith(("sglang:", "hiqcache_")):
+            found.add(name)
+    return found
 
 
 @pytest.mark.monitoring
@@ -37,7 +50,7 @@ def rule_tests() -> list[dict[str, Any]]:
     "command",
     [
         ["check", "config", "--lint=all", "--lint-fatal", "prometheus.yml"],
-        ["test", "rules", "rule-tests/recording.yml", "rule-tests/alerts.yml"],
+        ["test", "rules", *(f"rule-tests/{name}.yml" for name in sorted(TESTS))],
     ],
     ids=["configuration", "rules"],
 )
@@ -59,16 +72,38 @@ def test_every_recorded_series_has_a_rule_test_with_values(record: str) -> None:
 
 @pytest.mark.parametrize("alert", sorted(ALERTS))
 def test_every_alert_is_tested_firing_and_not_firing(alert: str) -> None:
-    cases = [
-        case
-        for case in yaml.safe_load((MONITORING / "rule-tests" / "alerts.yml").read_text())["tests"]
-        if f'"{alert}"' in str(case["promql_expr_test"])
-    ]
+    cases = [case for case in TESTS["alerts"] if f'"{alert}"' in str(case["promql_expr_test"])]
     assert cases
     for case in cases:
         samples = [str(test["exp_samples"]) for test in case["promql_expr_test"]]
         assert any(f'"{alert}"' in text for text in samples)
         assert any(f'"{alert}"' not in text for text in samples)
+
+
+def test_the_metrics_behind_an_expression_are_found() -> None:
+    assert metrics_of(ALERTS["HiQCacheArmDown"]["expr"]) == {"up"}
+    assert metrics_of(ALERTS["HiQCacheRestoreSlowerThanRecompute"]["expr"]) == {
+        "hiqcache_restore_seconds_sum",
+        "hiqcache_restore_tokens_total",
+        "sglang:per_stage_req_latency_seconds_sum",
+        "sglang:realtime_tokens_total",
+    }
+    for alert in ALERTS.values():
+        assert metrics_of(alert["expr"])
+
+
+@pytest.mark.parametrize("case", TESTS["ordinary"], ids=lambda case: case["name"])
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_every_alert_has_its_data_in_the_ordinary_cases_and_stays_silent(
+    alert: str, case: dict[str, Any]
+) -> None:
+    fed = {re.split(r"[{ ]", row["series"])[0] for row in case["input_series"]}
+    assert metrics_of(ALERTS[alert]["expr"]) <= fed
+    (test,) = case["promql_expr_test"]
+    assert test["exp_samples"] == []
+    # Any alert that fired at any time of the case counts.
+    asked = 'count by (alertname, arm) (count_over_time(ALERTS{alertstate="firing"}[100m]))'
+    assert test["expr"] == asked
 
 
 @pytest.mark.parametrize("alert", sorted(ALERTS))
