@@ -72,13 +72,17 @@ monitoring/node_modules: monitoring/package-lock.json
 	cd monitoring && npm ci --no-audit --no-fund
 	@touch $@
 
-dashboards-preview: env monitoring/node_modules ## Draw each dashboard from a live Prometheus
+# Before anything is built: what the machine lacks, and the command that installs it.
+needs-%:
+	@$(PYTHON) tests/needs.py $*
+
+dashboards-preview: needs-dashboards-preview env monitoring/node_modules ## Draw each dashboard from a live Prometheus
 	$(BIN)/python -m monitoring.preview
 
-monitoring-test: env monitoring/node_modules ## Servers, Prometheus, load: every panel and rule
+monitoring-test: needs-monitoring-test env monitoring/node_modules ## Servers, Prometheus, load: every panel and rule
 	$(BIN)/python -m pytest -m monitoring tests/monitoring
 
-compose-test: env ## Build the images and run the stack in a real Docker engine
+compose-test: needs-compose-test env ## Build the images and run the stack in a real Docker engine
 	$(BIN)/python -m pytest -m docker -s tests/deploy
 
 lint: env ## Style, types, containers and generated files
