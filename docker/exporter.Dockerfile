@@ -22,6 +22,6 @@ ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONPATH=/opt/hiqcache PYTHONUNBUFFERED
 USER 10001:10001
 EXPOSE 9645
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
-  CMD ["python", "-I", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9645/healthz', timeout=4)"]
+  CMD ["python", "-m", "hiqcache.direct_http", "http://127.0.0.1:9645/healthz"]
 ENTRYPOINT ["python", "-m", "hiqcache.cli", "exporter"]
 CMD ["--host", "0.0.0.0"]

@@ -5,4 +5,5 @@
 ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23
 FROM ${SGLANG_IMAGE}
 COPY . /opt/hiqcache
-RUN pip install --no-cache-dir --no-deps /opt/hiqcache
+# Built with the setuptools that torch has brought along: nothing is fetched.
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --check-build-dependencies /opt/hiqcache

@@ -137,10 +137,13 @@ def test_services_are_confined(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert service["restart"] == "unless-stopped", name
         assert "mem_limit" in service, name
-        if name != "dcgm-exporter":  # reads the GPU's counters
-            assert service["read_only"], name
-            assert service["cap_drop"] == ["ALL"], name
-            assert "no-new-privileges:true" in service["security_opt"], name
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        # DCGM's profiling counters.
+        given = ["SYS_ADMIN"] if name == "dcgm-exporter" else []
+        assert service.get("cap_add", []) == given, name
+        assert "privileged" not in service, name
+        assert "no-new-privileges:true" in service["security_opt"], name
 
 
 def test_servers_wait_for_their_model_and_stop_in_peace(services: dict[str, Any]) -> None:
@@ -180,7 +183,7 @@ def test_grafana_opens_nothing_without_a_password(services: dict[str, Any]) -> N
     variables = services["grafana"]["environment"]
     assert variables["GF_SECURITY_ADMIN_PASSWORD"] == "${GRAFANA_ADMIN_PASSWORD:-}"
     for name, value in variables.items():
-        if name != "GF_SECURITY_ADMIN_PASSWORD":
+        if name.startswith("GF_") and name != "GF_SECURITY_ADMIN_PASSWORD":
             assert value in ("${GRAFANA_ADMIN_PASSWORD:+false}", "${GRAFANA_ADMIN_PASSWORD:+true}")
     ini = (REPOSITORY / "docker" / "grafana.ini").read_text()
     for line in (
@@ -212,6 +215,40 @@ def test_dockerfiles_run_as_a_user_and_say_how_they_are(name: str) -> None:
     for line in ("USER 10001:10001", "HEALTHCHECK", "org.opencontainers.image.version"):
         assert line in last
     assert "--require-hashes" in text
+
+
+def test_health_checks_take_no_proxy(services: dict[str, Any]) -> None:
+    # Docker's client hands its proxy variables to every container.
+    checks = [
+        *(str(service.get("healthcheck", {}).get("test")) for service in services.values()),
+        *(
+            text.replace("\\\n", " ").partition("HEALTHCHECK")[2].partition("\n")[0]
+            for text in (dockerfile(name) for name in (*BUILT, "server-cuda"))
+        ),
+    ]
+    asking = [check for check in checks if re.search(r"https?:|healthcheck\.py", check)]
+    assert len(asking) >= 6
+    for check in asking:
+        # Go's programs take no proxy for loopback.
+        direct = ("hiqcache.direct_http", "healthcheck.py", "promtool", "'-Y', 'off'")
+        assert any(program in check for program in direct), check
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "docker").glob("*.Dockerfile")), ids=str)
+def test_builds_fetch_nothing_that_no_lock_names(file: Path) -> None:
+    commands = re.findall(r"pip (?:install|wheel) (.*)", file.read_text().replace("\\\n", " "))
+    assert commands
+    for command in commands:
+        assert "--no-deps" in command
+        # From a lock with hashes; or this package, by what is installed already.
+        assert "--require-hashes" in command or "--no-build-isolation" in command, command
+
+
+def test_ci_s_actions_are_pinned_by_digest() -> None:
+    files = sorted((REPOSITORY / ".github").rglob("*.yml"))
+    used = [use for file in files for use in re.findall(r"uses: *(\S+)", file.read_text())]
+    assert used
+    assert [use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", use)] == []
 
 
 def dockerfile(name: str) -> str:
