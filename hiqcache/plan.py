@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
 from hiqcache.geometry import KVGeometry
-from hiqcache.record import Format, RecordLayout, tokens_in_gigabytes
+from hiqcache.record import Format, RecordLayout, kv_parts, tokens_in_gigabytes
 from hiqcache.settings import STOCK
 
 
@@ -27,8 +27,8 @@ def layout_for(
     geometry: KVGeometry, codec: str, page_size: int = 1, record_format: Format = "packed"
 ) -> RecordLayout:
     """The record layout of ``codec``. Raises ValueError where it does not serve the head_dim."""
-    k, v = row_formats(codec, geometry.heads, geometry.head_dim)
-    return RecordLayout(geometry.layers, page_size, k, v, format=record_format)
+    rows = row_formats(codec, kv_parts(geometry.heads, geometry.head_dim))
+    return RecordLayout(geometry.layers, page_size, rows, format=record_format)
 
 
 def plan(geometry: KVGeometry, host_gb: float, page_size: int = 1) -> list[Row]:

@@ -1,13 +1,15 @@
 """RecordLayout: where every code row and scale row lies in the host arena.
 
-A record is one token's row of one layer and one of K and V: codes, then scales. Two formats:
+A record is one token's rows of one layer: one row for each *part*, such as K and V, or the latent
+and the rope of MLA. A row is codes, then scales. Two formats:
 
 packed
-    A page is one contiguous span: all code rows (layer, K|V, slot in page), then all scale rows,
-    rounded up so that the next page starts on a 128 B boundary. Needs a transfer that addresses
-    rows itself (fused, torch).
+    A page is one contiguous span. Where it has CHUNK_TOKENS or more, it holds its layers one after
+    the other, each a *chunk*: all code rows (part, slot in page), then all scale rows. So the copy
+    engine moves a page's layer, or any run of its layers, as one piece. A smaller page is one chunk
+    with the rows of all layers, since rounding each layer up would cost too much.
 padded
-    Each record is contiguous and rounded up to 128 B, the unit of SGLang's JIT mover. The original
+    Each row is contiguous and rounded up to 128 B, the unit of SGLang's JIT mover. The original
     HiQCache's format, kept for the mover transfer.
 
 ``page_first`` puts the pages one after the other, ``layer_first`` the layers; only strides differ.
@@ -17,6 +19,7 @@ This file is the single place that knows offsets: a transfer gets planes (base a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,19 +29,39 @@ Format = Literal["packed", "padded"]
 #: GPU memory transactions and SGLang's JIT mover work in groups of 128 B.
 ALIGNMENT = 128
 
+#: What a GPU thread moves at a time, at most: chunks start at multiples of it.
+VECTOR_BYTES = 16
+
 #: Scales are bf16, so a scale plane starts on an even address.
 SCALE_BYTES = 2
 
+#: Pages of so many tokens have a chunk for each layer. The copy engine needs pieces of some 30 kB
+#: to reach the link's speed (results/h200/launches.md); the rounding is at most 15 B in 16 records.
+CHUNK_TOKENS = 16
+
+
+class Part(NamedTuple):
+    """Rows of one kind: ``heads`` x ``width`` elements per token and layer."""
+
+    name: str
+    heads: int
+    width: int
+
+
+def kv_parts(heads: int, head_dim: int, v_head_dim: int | None = None) -> tuple[Part, ...]:
+    """The parts of multi-head attention: K and V, of widths of their own."""
+    return Part("k", heads, head_dim), Part("v", heads, v_head_dim or head_dim)
+
 
 class RowFormat(NamedTuple):
-    """Bytes of one token's K or V row of one layer: ``codes``, then ``scales``."""
+    """Bytes of one token's row of one part in one layer: ``codes``, then ``scales``."""
 
     codes: int
     scales: int
 
 
 class Plane(NamedTuple):
-    """Rows of one kind (K or V, codes or scales), all in bytes.
+    """Rows of one kind (codes or scales of one part), all in bytes.
 
     The row of ``slot`` in ``layer`` starts at
     ``base + slot // page_size * page_stride + layer * layer_stride + slot % page_size *
@@ -59,12 +82,10 @@ class Plane(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """The four planes of an arena."""
+    """The two planes of a part."""
 
-    k_codes: Plane
-    v_codes: Plane
-    k_scales: Plane
-    v_scales: Plane
+    codes: Plane
+    scales: Plane
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -74,35 +95,40 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The arena of ``layers`` layers with ``page_size`` slots a page; K and V have own formats."""
+    """The arena of ``layers`` layers with ``page_size`` slots a page; ``rows`` has a row a part."""
 
     layers: int
     page_size: int
-    k: RowFormat
-    v: RowFormat
+    rows: tuple[RowFormat, ...]
     order: Order = "page_first"
     format: Format = "packed"
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.page_size, self.k.codes, self.v.codes) < 1:
+        if min(self.layers, self.page_size, *(row.codes for row in self.rows)) < 1:
             raise ValueError(f"layers, page_size and code rows must be positive: {self}")
 
     @property
-    def _codes_per_page(self) -> int:
-        codes = self.layers * self.page_size * (self.k.codes + self.v.codes)
-        return round_up(codes, SCALE_BYTES)
+    def chunk_layers(self) -> int:
+        """Layers whose rows share a chunk of a packed page: one, or all of them."""
+        return 1 if self.page_size >= CHUNK_TOKENS else self.layers
 
-    def _record(self, row: RowFormat) -> int:
-        return round_up(round_up(row.codes, SCALE_BYTES) + row.scales, ALIGNMENT)
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk of a packed page, rounded up for the next."""
+        return round_up(self._chunk_codes + self._tokens_of_chunk * self._scales, VECTOR_BYTES)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, with what rounding adds; a multiple of 128 and of the page size."""
+        """Bytes of a page, with what rounding adds.
+
+        A multiple of 128 and of twice the page size: SGLang counts whole bytes per token, and cuts
+        a page in two halves of tokens.
+        """
         if self.format == "padded":
-            return self.layers * self.page_size * (self._record(self.k) + self._record(self.v))
-        scales = self.layers * self.page_size * (self.k.scales + self.v.scales)
-        # A whole number of bytes a token: SGLang counts and sizes pools in those.
-        return round_up(self._codes_per_page + scales, math.lcm(ALIGNMENT, self.page_size))
+            records = sum(map(_padded_bytes, self.rows))
+            return self.layers * self.page_size * records
+        chunks = self.layers // self.chunk_layers * self.chunk_bytes
+        return round_up(chunks, math.lcm(ALIGNMENT, 2 * self.page_size))
 
     @property
     def bytes_per_token(self) -> int:
@@ -117,46 +143,77 @@ class RecordLayout:
         """Whole pages that fit in ``arena_bytes``."""
         return arena_bytes // self.page_bytes
 
-    def planes(self, pages: int) -> Planes:
-        """The planes of an arena of ``pages`` pages."""
-        return self._padded(pages) if self.format == "padded" else self._packed(pages)
+    def planes(self, pages: int) -> tuple[Planes, ...]:
+        """The planes of each part in an arena of ``pages`` pages."""
+        return tuple(self._padded(pages) if self.format == "padded" else self._packed(pages))
 
-    def _packed(self, pages: int) -> Planes:
-        size, layers = self.page_size, self.layers
+    @property
+    def _scales(self) -> int:
+        return sum(row.scales for row in self.rows)
+
+    @property
+    def _tokens_of_chunk(self) -> int:
+        return self.page_size * self.chunk_layers
+
+    @property
+    def _chunk_codes(self) -> int:
+        codes = self._tokens_of_chunk * sum(row.codes for row in self.rows)
+        return round_up(codes, SCALE_BYTES)
+
+    def _packed(self, pages: int) -> Iterator[Planes]:
+        size = self.page_size
+        if self.chunk_layers == 1:
+            first = self.order == "page_first"
+            chunk = self.chunk_bytes
+            strides = (self.page_bytes, chunk) if first else (chunk, chunk * pages)
+            offsets = _running(size * row.codes for row in self.rows)
+            scale_offsets = _running(size * row.scales for row in self.rows)
+            for row, codes, scales in zip(self.rows, offsets, scale_offsets, strict=True):
+                yield Planes(
+                    Plane(codes, *strides, row.codes, row.codes),
+                    Plane(self._chunk_codes + scales, *strides, row.scales, row.scales),
+                )
+            return
+        # Tokens whose rows of a layer and a part follow each other, and a page's stride.
         if self.order == "page_first":
-            in_group, page = size, self.page_bytes
-            scale_base = self._codes_per_page
+            run, page, scale_base = size, self.page_bytes, self._chunk_codes
         else:
-            in_group, page = size * pages, None
-            scale_base = round_up(layers * in_group * (self.k.codes + self.v.codes), SCALE_BYTES)
+            run, page = size * pages, None
+            codes_of_arena = self.layers * run * sum(row.codes for row in self.rows)
+            scale_base = round_up(codes_of_arena, SCALE_BYTES)
 
-        def plane(base: int, row: int, pair: int) -> Plane:
-            return Plane(base, page or size * row, in_group * pair, row, row)
+        def planes_of(kind: Sequence[int], base: int) -> Iterator[Plane]:
+            for width, offset in zip(kind, _running(run * width for width in kind), strict=True):
+                yield Plane(base + offset, page or size * width, run * sum(kind), width, width)
 
-        codes, scales = self.k.codes + self.v.codes, self.k.scales + self.v.scales
-        return Planes(
-            plane(0, self.k.codes, codes),
-            plane(in_group * self.k.codes, self.v.codes, codes),
-            plane(scale_base, self.k.scales, scales),
-            plane(scale_base + in_group * self.k.scales, self.v.scales, scales),
-        )
+        codes_of = planes_of([row.codes for row in self.rows], 0)
+        scales_of = planes_of([row.scales for row in self.rows], scale_base)
+        yield from map(Planes, codes_of, scales_of)
 
-    def _padded(self, pages: int) -> Planes:
+    def _padded(self, pages: int) -> Iterator[Planes]:
         size, layers, tokens = self.page_size, self.layers, self.page_size * pages
-
-        def side(base: int, row: RowFormat) -> tuple[Plane, Plane]:
-            record = self._record(row)
+        # All records of the first part, then all of the next, as SGLang's mover addresses them.
+        bases = _running(tokens * layers * _padded_bytes(row) for row in self.rows)
+        for row, base in zip(self.rows, bases, strict=True):
+            record = _padded_bytes(row)
             if self.order == "page_first":
                 strides = (size * layers * record, record, layers * record)
             else:
                 strides = (size * record, tokens * record, record)
             scales = base + round_up(row.codes, SCALE_BYTES)
-            return Plane(base, *strides, row.codes), Plane(scales, *strides, row.scales)
+            yield Planes(Plane(base, *strides, row.codes), Plane(scales, *strides, row.scales))
 
-        # K records first, then V records, as SGLang's mover addresses them.
-        k_codes, k_scales = side(0, self.k)
-        v_codes, v_scales = side(tokens * layers * self._record(self.k), self.v)
-        return Planes(k_codes, v_codes, k_scales, v_scales)
+
+def _padded_bytes(row: RowFormat) -> int:
+    return round_up(round_up(row.codes, SCALE_BYTES) + row.scales, ALIGNMENT)
+
+
+def _running(sizes: Iterator[int]) -> Iterator[int]:
+    """Where each of ``sizes`` starts if they follow each other."""
+    start = 0
+    for size in sizes:
+        yield start
+        start += size
 
 
 def tokens_in_gigabytes(gigabytes: float, bytes_per_token: int, page_size: int = 1) -> int:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order, RecordLayout, tokens_in_gigabytes
+from hiqcache.record import Order, RecordLayout, kv_parts, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
 from loadtest import transfer_report
 from loadtest.experiments import environment
@@ -160,16 +160,16 @@ def contenders(order: Order, pool: DevicePool, hosts: Sequence[torch.Tensor]) ->
         layout = RecordLayout(
             LAYERS,
             1,
-            *codec.row_formats(HEADS, HEAD_DIM),
+            codec.row_formats(kv_parts(HEADS, HEAD_DIM)),
             order,
             "padded" if transfer == "mover" else "packed",
         )
         slots = layout.pages_in(len(host))
         arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
         mover: Mover = (
-            MoverTransfer(codec, arena, pool.k, pool.v, JitMover())
+            MoverTransfer(codec, arena, (pool.k, pool.v), JitMover())
             if transfer == "mover"
-            else FusedTransfer(codec, arena, pool.k, pool.v)
+            else FusedTransfer(codec, arena, (pool.k, pool.v))
         )
         found.append(Contender(codec_name, transfer, mover, layout.bytes_per_token, slots))
     return found

@@ -26,9 +26,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order, RecordLayout, tokens_in_gigabytes
+from hiqcache.record import Order, RecordLayout, kv_parts, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import BACKUP, LAUNCH_TOKENS, RESTORE, FusedTransfer, Launch
+from hiqcache.transfers.fused import FusedTransfer
+from hiqcache.transfers.launch import BACKUP, LAUNCH_TOKENS, RESTORE, Launch
 from loadtest.bench_transfers import (
     HEAD_DIM,
     HEADS,
@@ -105,12 +106,12 @@ def transfer(
     Raises ValueError where the GPU has not the shared memory.
     """
     codec = get_codec(tile.codec)
-    layout = RecordLayout(LAYERS, 1, *codec.row_formats(HEADS, HEAD_DIM), order=tile.order)
+    layout = RecordLayout(LAYERS, 1, codec.row_formats(kv_parts(HEADS, HEAD_DIM)), order=tile.order)
     slots = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
     launch = Launch(tile.elements, programs, tile.warps, tile.stages)
     chosen = {tile.direction: launch}
-    mover = FusedTransfer(codec, arena, k, v, launch_tokens=launch_tokens, **chosen)
+    mover = FusedTransfer(codec, arena, (k, v), launch_tokens=launch_tokens, **chosen)
     if mover.launches[tile.direction] != launch:
         raise ValueError(f"this GPU has room for {mover.launches[tile.direction].stages} stages")
     return mover, layout

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 
 from hiqcache.codecs.formats import row_formats
-from hiqcache.record import RowFormat
+from hiqcache.record import Part, RowFormat
 
 #: Row dtypes that are served.
 DTYPES = (torch.bfloat16, torch.float16)
@@ -21,7 +22,9 @@ class Codec(ABC):
     are bf16 ``[..., heads]``. Every head of every row stands alone: nothing in one head's codes,
     scale or restored values depends on another head, row, token or layer.
 
-    The torch code is the reference. Other implementations give the same bytes for the same rows.
+    The torch code is the reference. For the same rows other implementations give the same bytes,
+    where all of a codec's arithmetic is exact or correctly rounded (int8); where it sums in fp32
+    (int8-rot), a sum in another order may round to a neighbouring code or scale.
 
     Non-finite inputs: a head that holds a NaN or an infinity is stored as a NaN scale with zero
     codes, and restores as NaN throughout, so that a fault upstream stays visible and stays where it
@@ -30,9 +33,12 @@ class Codec(ABC):
 
     name: ClassVar[str]
 
-    def row_formats(self, heads: int, head_dim: int) -> tuple[RowFormat, RowFormat]:
-        """Bytes of a K row and of a V row. Raises ValueError for an unfit ``head_dim``."""
-        return row_formats(self.name, heads, head_dim)
+    #: The smallest scale that is stored, per dtype of the rows.
+    scale_min: ClassVar[Mapping[torch.dtype, float]]
+
+    def row_formats(self, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
+        """Bytes of a row of each part. Raises ValueError for a width that is not served."""
+        return row_formats(self.name, parts)
 
     @abstractmethod
     def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,5 +52,6 @@ class Codec(ABC):
     def excess(self, rows: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:
         """How far the error of ``restored`` (from finite ``rows``) lies above the codec's bound.
 
-        float64; at most zero wherever the bound holds. Each codec's docstring states its bound.
+        float64; at most zero wherever the bound holds. Each codec's docstring states its bound. It
+        is made of ``rows`` and ``restored``, never of a scale that the codec chose.
         """

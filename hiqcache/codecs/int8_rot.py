@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from hiqcache.codecs.base import Codec
-from hiqcache.codecs.int8 import BF16_ROUNDING, SCALE_MIN, quantise, to_rows
+from hiqcache.codecs.int8 import BF16_ROUNDING, CODE_MAX, FLOOR, SCALE_MIN, quantise, to_rows
+from hiqcache.record import Part
 
 #: Part of the format: element i of a head is negated where bit i (least significant first within a
 #: byte) of SHA-256("hiqcache int8-rot signs 0"), then of "... 1" and so on, is set. Signs matter:
@@ -54,11 +55,11 @@ class Int8Rot(Codec):
     That is the orthonormal rotation H / sqrt(D) with its irrational factor moved into the scale:
     dividing by D is exact, and H codes is a sum of whole numbers below 2^24, exact in any order.
 
-    Bound, in the L2 norm of each finite head:
-    ||restored - x|| <= (0.5 + 2^-8) * D * scale + 2^-8 * ||restored|| + sqrt(D) * t, where t is
-    half of the dtype's smallest subnormal. The first term is half a code step in each of D
-    elements, carried back by H, which stretches by sqrt(D), with room for fp32 rounding in the
-    rotation.
+    Bound, in the L2 norm of each finite head, with step = max|H(signs * x)| / D / 127:
+    ||restored - x|| <= (0.5 + 2^-7) * D * step + 2^-8 * ||restored|| + sqrt(D) * floor. The first
+    term is half a code step in each of D elements, carried back by H, which stretches by sqrt(D),
+    with room for a scale that bf16 rounded up and for fp32 rounding in the rotation; floor is
+    what the smallest scale and subnormals cost each element: as int8's, for bf16 2^-116.
 
     Rotation spreads a head's outliers over its elements, so the scale fits the rest; it needs no
     calibration and no extra bytes. A restored row that is stored again may differ by a code step:
@@ -66,27 +67,32 @@ class Int8Rot(Codec):
     """
 
     name: ClassVar[str] = "int8-rot"
+    #: int8's, in fp16 divided by the widest head, since values are divided by D first.
+    scale_min: ClassVar = {torch.bfloat16: SCALE_MIN[torch.bfloat16], torch.float16: 2.0**-31}
+    #: bf16: half of the smallest scale, stretched by sqrt(D) of at most 16, with room.
+    _floor: ClassVar = {torch.bfloat16: 2.0**-116, torch.float16: FLOOR[torch.float16]}
 
     def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dim = rows.shape[-1]
-        self.row_formats(1, dim)
+        self.row_formats([Part("these", 1, dim)])
         # Divided first: a sum of D of the largest bf16 values would overflow fp32.
         values = rows.float() / dim * _signs_on(dim, rows.device)
-        return quantise(hadamard(values), SCALE_MIN[rows.dtype])
+        return quantise(hadamard(values), self.scale_min[rows.dtype])
 
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         sums = hadamard(codes.float()) * _signs_on(codes.shape[-1], codes.device)
         return to_rows(sums * scales.float().unsqueeze(-1), dtype)
 
     def excess(self, rows: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:
-        _, scales = self.encode(rows)
         dim = rows.shape[-1]
         x, y = rows.double(), restored.double()
-        half_step = torch.finfo(rows.dtype).smallest_normal * torch.finfo(rows.dtype).eps / 2
+        rotated = hadamard(x * _signs_on(dim, rows.device))
+        # D * step: the rotated maximum is D times what encode divides by 127.
+        reach = rotated.abs().amax(dim=-1) / CODE_MAX
         bound = (
-            (0.5 + BF16_ROUNDING) * dim * scales.double()
+            (0.5 + 2 * BF16_ROUNDING) * reach
             + BF16_ROUNDING * y.norm(dim=-1)
-            + math.sqrt(dim) * half_step
+            + math.sqrt(dim) * self._floor[rows.dtype]
         )
         excess: torch.Tensor = (y - x).norm(dim=-1) - bound
         return excess

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import RecordLayout
+from hiqcache.record import RecordLayout, kv_parts
 from hiqcache.settings import Settings
 from hiqcache.sglang.support import (
     UnsupportedError,
@@ -26,7 +26,7 @@ from hiqcache.sglang.support import (
     require_transfer,
 )
 from hiqcache.sglang.transfer import build_transfer
-from hiqcache.transfers.base import Arena
+from hiqcache.transfers.base import Arena, as_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +64,14 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         # SGLang names the allocator after the storage backend, where there is one.
         require_no_storage(None if allocator_type == "default" else allocator_type)
         require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
-        require_codec(self.settings.codec, buffer_info.head_num, buffer_info.head_dim)
+        parts = kv_parts(buffer_info.head_num, buffer_info.head_dim, buffer_info.v_head_dim)
+        require_codec(self.settings.codec, parts)
         self.codec = get_codec(self.settings.codec)
         self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
         self.layout_of_records = RecordLayout(
             end_layer - start_layer,
             page_size,
-            *self.codec.row_formats(buffer_info.head_num, buffer_info.head_dim),
+            self.codec.row_formats(parts),
             order_of(layout),
             "padded" if self.transfer_name == "mover" else "packed",
         )
@@ -159,8 +160,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
             self.transfer_name,
             self.codec,
             Arena(self.kv_buffer, self.layout_of_records, self.page_num),
-            self.device_k_buffers,
-            self.device_v_buffers,
+            as_blocks((self.device_k_buffers, self.device_v_buffers)),
         )
 
     def backup_from_device_all_layer(

@@ -9,6 +9,7 @@ import torch
 from hiqcache.codecs.base import DTYPES
 from hiqcache.metrics import PoolMetrics
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+from hiqcache.transfers.base import in_blocks
 
 #: After a sample, at least as many tokens are backed up before the next. On the stream a sample
 #: costs five launches of a row each, some 10 us beside the 6 ms that this many tokens of an 8B
@@ -97,18 +98,17 @@ class RowSampler:
             place = (page, within) if pool.layout == "page_first_direct" else (slot,)
             return [refs[layer][place] for refs in (pool.k_data_refs, pool.v_data_refs)]
         arena, codec = pool.transfer.arena, pool.codec
-        planes = arena.planes
-        pairs = ((planes.k_codes, planes.k_scales), (planes.v_codes, planes.v_scales))
-        return [
-            codec.decode(
-                arena.view(codes, torch.int8, *row.shape)[page, layer, within],
-                arena.view(scales, torch.bfloat16, row.shape[0])[page, layer, within],
-                row.dtype,
-            )
-            for row, (codes, scales) in zip(self._rows, pairs, strict=True)
-        ]
+        stored = []
+        for row, planes, buffers in zip(
+            self._rows, arena.planes, pool.transfer.device, strict=True
+        ):
+            heads, width = buffers[0].shape[1:]
+            codes = arena.view(planes.codes, torch.int8, heads, width)[page, layer, within]
+            scales = arena.view(planes.scales, torch.bfloat16, heads)[page, layer, within]
+            stored.append(codec.decode(codes, scales, row.dtype).view(row.shape))
+        return stored
 
     def _exceeds(self, row: torch.Tensor, back: torch.Tensor) -> bool:
         if isinstance(self._pool, MHATokenToKVPoolHostINT8):
-            return bool((~(self._pool.codec.excess(row, back) <= 0)).any())
+            return bool((~(self._pool.codec.excess(in_blocks(row), in_blocks(back)) <= 0)).any())
         return not torch.equal(row, back)

@@ -10,7 +10,7 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES
-from hiqcache.record import Order
+from hiqcache.record import Order, Part
 from hiqcache.sglang import SUPPORTED_SGLANG
 
 #: SGLang's host layouts that are served, and the arena order of each. page_first_direct is what
@@ -114,10 +114,10 @@ def require_plain_buffers(info: Any, draft_infos: Sequence[Any], layers: int) ->
         )
 
 
-def require_codec(codec: str, heads: int, head_dim: int) -> None:
-    """Refuse a head_dim that the codec does not serve. Raises UnsupportedError."""
+def require_codec(codec: str, parts: Sequence[Part]) -> None:
+    """Refuse parts of a width that the codec does not serve. Raises UnsupportedError."""
     try:
-        get_codec(codec).row_formats(heads, head_dim)
+        get_codec(codec).row_formats(parts)
     except ValueError as error:
         raise UnsupportedError(f"{error} {_WAY_OUT}") from error
 

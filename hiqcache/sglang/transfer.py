@@ -14,24 +14,25 @@ def build_transfer(
     name: str,
     codec: Codec,
     arena: Arena,
-    device_k: Sequence[torch.Tensor],
-    device_v: Sequence[torch.Tensor],
+    device: Sequence[Sequence[torch.Tensor]],
 ) -> Transfer:
     """The transfer called ``name``, which support.require_transfer has resolved.
+
+    ``device``: the pool's buffers by part and layer, as Transfer takes them.
 
     Each is imported where it is used: fused needs Triton, mover SGLang's JIT kernels.
     """
     if name == "torch":
         from hiqcache.transfers.torch import TorchTransfer
 
-        return TorchTransfer(codec, arena, device_k, device_v)
+        return TorchTransfer(codec, arena, device)
     if name == "fused":
         from hiqcache.transfers.fused import FusedTransfer
 
-        return FusedTransfer(codec, arena, device_k, device_v)
+        return FusedTransfer(codec, arena, device)
     if name == "mover":
         from hiqcache.sglang.jit_mover import JitMover
         from hiqcache.transfers.mover import MoverTransfer
 
-        return MoverTransfer(codec, arena, device_k, device_v, JitMover())
+        return MoverTransfer(codec, arena, device, JitMover())
     raise ValueError(f"there is no transfer {name!r}")

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from hiqcache.codecs.base import Codec
-from hiqcache.record import Plane, Planes, RecordLayout
+from hiqcache.codecs.formats import blocks
+from hiqcache.record import Part, Plane, Planes, RecordLayout
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Arena:
     pages: int
 
     @property
-    def planes(self) -> Planes:
-        """Where codes and scales lie in ``buffer``."""
+    def planes(self) -> tuple[Planes, ...]:
+        """Where each part's codes and scales lie in ``buffer``."""
         return self.layout.planes(self.pages)
 
     def view(self, plane: Plane, dtype: torch.dtype, *row: int) -> torch.Tensor:
@@ -44,29 +45,36 @@ class Arena:
         )
 
 
+def as_blocks(device: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Buffers ``[slots, heads, width]`` by part and layer, cut as the codecs see them; no copy."""
+    return [[in_blocks(rows) for rows in buffers] for buffers in device]
+
+
+def in_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` ``[..., heads, width]`` as the codecs see them; a view."""
+    part = blocks(Part("rows", *rows.shape[-2:]))
+    return rows.view(*rows.shape[:-2], part.heads, part.width)
+
+
 class Transfer(ABC):
     """Moves rows between one device pool and one arena.
 
-    ``device_k`` and ``device_v`` are the pool's buffers, one a layer: ``[slots, heads, head_dim]``,
-    rows contiguous, the slot axis of any stride that the transfer serves. Both methods enqueue all
-    their work on the current stream before they return, and touch only the slots and rows that the
-    indices name. Indices are int64 ``[tokens]``, on the CPU or on the device, each slot at most
-    once.
+    ``device`` holds the pool's buffers by part and layer: each ``[slots, heads, width]`` of that
+    part (see as_blocks), rows contiguous, the slot axis of any stride that the transfer serves.
+    Parts may be views of one buffer. Both methods enqueue all their work on the current stream
+    before they return, and touch only the slots and rows that the indices name. Indices are int64
+    ``[tokens]``, on the CPU or on the device, each slot at most once.
     """
 
     name: ClassVar[str]
 
     def __init__(
-        self,
-        codec: Codec,
-        arena: Arena,
-        device_k: Sequence[torch.Tensor],
-        device_v: Sequence[torch.Tensor],
+        self, codec: Codec, arena: Arena, device: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         self.codec = codec
         self.arena = arena
-        self.device_k = tuple(device_k)
-        self.device_v = tuple(device_v)
+        self.device = tuple(map(tuple, device))
+        self.layers = len(self.device[0])
 
     @abstractmethod
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:

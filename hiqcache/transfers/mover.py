@@ -112,12 +112,11 @@ class MoverTransfer(Transfer):
         self,
         codec: Codec,
         arena: Arena,
-        device_k: Sequence[torch.Tensor],
-        device_v: Sequence[torch.Tensor],
+        device: Sequence[Sequence[torch.Tensor]],
         mover: RecordMover,
     ) -> None:
-        super().__init__(codec, arena, device_k, device_v)
-        layout, rows = arena.layout, self.device_k[0]
+        super().__init__(codec, arena, device)
+        layout, rows = arena.layout, self.device[0][0]
         self._device, self._dtype = rows.device, rows.dtype
         self._heads, self._dim = rows.shape[1:]
         if codec.name != "int8":
@@ -129,6 +128,11 @@ class MoverTransfer(Transfer):
                 f"transfer mover copies whole records, so the arena's must be padded; they are "
                 f"{layout.format}."
             )
+        if [side[0].shape[1:] for side in self.device] != [rows.shape[1:]] * 2:
+            raise ValueError(
+                "transfer mover copies K and V records of one size, and this model's rows differ: "
+                "use HIQCACHE_TRANSFER=fused."
+            )
         # Padded records follow each other at one stride, whatever the page size.
         self._record = layout.page_bytes // (2 * layout.layers * layout.page_size)
         if not mover.can_move(self._record, layout.page_size):
@@ -138,9 +142,9 @@ class MoverTransfer(Transfer):
             )
         self._mover = mover
         self._indices = IndexSender(self._device)
-        layers, slots = len(self.device_k), arena.pages * layout.page_size
-        planes = arena.planes
-        self._host_stride = planes.k_codes.slot_stride
+        layers, slots = self.layers, arena.pages * layout.page_size
+        planes = [part.codes for part in arena.planes]
+        self._host_stride = planes[0].slot_stride
         self._host = tuple(
             tuple(
                 arena.buffer.as_strided(
@@ -150,7 +154,7 @@ class MoverTransfer(Transfer):
                 )
                 for layer in range(layers)
             )
-            for plane in (planes.k_codes, planes.v_codes)
+            for plane in planes
         )
         k_table, v_table = (
             torch.tensor([records.data_ptr() for records in side], dtype=torch.uint64)
@@ -182,7 +186,7 @@ class MoverTransfer(Transfer):
 
     def _backup_slice(self, host: torch.Tensor, device: torch.Tensor) -> None:
         with self._backup_staging.use(len(host)) as staging:
-            for side, buffers in enumerate((self.device_k, self.device_v)):
+            for side, buffers in enumerate(self.device):
                 for layer, buffer in enumerate(buffers):
                     codes, scales = self.codec.encode(buffer[device])
                     staged_codes, staged_scales = self._split(staging[side, layer])
@@ -210,13 +214,13 @@ class MoverTransfer(Transfer):
                 host,
                 self.arena.layout.page_size,
             )
-            for side, buffers in enumerate((self.device_k, self.device_v)):
+            for side, buffers in enumerate(self.device):
                 codes, scales = self._split(staging[side, 0])
                 buffers[layer][device] = self.codec.decode(codes, scales, self._dtype)
 
     def _split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes ``[tokens, heads, head_dim]`` and scales ``[tokens, heads]`` in ``records``."""
-        row = self.arena.layout.k
+        row = self.arena.layout.rows[0]
         codes = records[:, : row.codes].view(torch.int8)
         codes = codes.view(len(records), self._heads, self._dim)
         return codes, records[:, row.codes : row.codes + row.scales].view(torch.bfloat16)

@@ -21,37 +21,29 @@ class TorchTransfer(Transfer):
     name: ClassVar[str] = "torch"
 
     def __init__(
-        self,
-        codec: Codec,
-        arena: Arena,
-        device_k: Sequence[torch.Tensor],
-        device_v: Sequence[torch.Tensor],
+        self, codec: Codec, arena: Arena, device: Sequence[Sequence[torch.Tensor]]
     ) -> None:
-        super().__init__(codec, arena, device_k, device_v)
-        heads, head_dim = self.device_k[0].shape[1:]
-        planes = arena.planes
-        self._codes = tuple(
-            arena.view(plane, torch.int8, heads, head_dim)
-            for plane in (planes.k_codes, planes.v_codes)
-        )
-        self._scales = tuple(
-            arena.view(plane, torch.bfloat16, heads) for plane in (planes.k_scales, planes.v_scales)
-        )
+        super().__init__(codec, arena, device)
+        self._codes, self._scales = [], []
+        for buffers, planes in zip(self.device, arena.planes, strict=True):
+            heads, width = buffers[0].shape[1:]
+            self._codes.append(arena.view(planes.codes, torch.int8, heads, width))
+            self._scales.append(arena.view(planes.scales, torch.bfloat16, heads))
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         pages, slots = self._split(host_indices)
-        for side, buffers in enumerate((self.device_k, self.device_v)):
+        for part, buffers in enumerate(self.device):
             for layer, buffer in enumerate(buffers):
                 codes, scales = self.codec.encode(buffer[device_indices.to(buffer.device)])
-                self._codes[side][:, layer][pages, slots] = codes.cpu()
-                self._scales[side][:, layer][pages, slots] = scales.cpu()
+                self._codes[part][:, layer][pages, slots] = codes.cpu()
+                self._scales[part][:, layer][pages, slots] = scales.cpu()
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         pages, slots = self._split(host_indices)
-        for side, buffers in enumerate((self.device_k, self.device_v)):
+        for part, buffers in enumerate(self.device):
             buffer = buffers[layer]
-            codes = self._codes[side][:, layer][pages, slots].to(buffer.device)
-            scales = self._scales[side][:, layer][pages, slots].to(buffer.device)
+            codes = self._codes[part][:, layer][pages, slots].to(buffer.device)
+            scales = self._scales[part][:, layer][pages, slots].to(buffer.device)
             rows = self.codec.decode(codes, scales, buffer.dtype)
             buffer[device_indices.to(buffer.device)] = rows
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hiqcache.codecs.formats import row_formats
 from hiqcache.geometry import KVGeometry
-from hiqcache.record import RecordLayout
+from hiqcache.record import RecordLayout, kv_parts
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Arm:
         return RecordLayout(
             geometry.layers,
             page_size,
-            *row_formats(self.codec, geometry.heads, geometry.head_dim),
+            row_formats(self.codec, kv_parts(geometry.heads, geometry.head_dim)),
             format="padded" if self.transfer == "mover" else "packed",
         ).bytes_per_token
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hiqcache.codecs import CODEC_NAMES, get_codec
 from hiqcache.codecs.base import DTYPES
 from hiqcache.codecs.int8_rot import signs
+from hiqcache.record import kv_parts
 
 HEAD_DIMS = {"int8": (1, 3, 64, 80, 96, 128, 256), "int8-rot": (1, 2, 64, 128, 256)}
 
@@ -75,6 +76,33 @@ def test_the_bound_is_no_wider_than_what_it_must_hold(name: str, dtype: torch.dt
     wrong = torch.where(codes > 0, codes - 2, codes + 2)
     restored = codec.decode(wrong, scales, dtype)
     assert (codec.excess(given_rows, restored) > 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e-4, 3e-5, 1e-5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_heads_of_small_magnitude_lose_no_more_than_others(
+    name: str, dtype: torch.dtype, magnitude: float
+) -> None:
+    """A smallest scale that is too large would cut them; fp16's own steps cost some at 1e-5."""
+    codec = get_codec(name)
+    given_rows = torch.randn(64, 4, 128, generator=torch.Generator().manual_seed(3)) * magnitude
+    given_rows = given_rows.to(dtype)
+    restored = codec.decode(*codec.encode(given_rows), dtype)
+    error = (restored.double() - given_rows.double()).norm() / given_rows.double().norm()
+    assert error < (0.011 if (dtype, magnitude) == (torch.float16, 1e-5) else 0.008)
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_the_bound_sees_a_head_that_was_cut_to_zeros(name: str) -> None:
+    """It is made of the rows, not of the scale that cut them."""
+    codec = get_codec(name)
+    for dtype, magnitude in ((torch.float16, 3e-5), (torch.bfloat16, 1e-30)):
+        given_rows = torch.randn(8, 2, 128, generator=torch.Generator().manual_seed(4)) * magnitude
+        given_rows = given_rows.to(dtype)
+        excess = codec.excess(given_rows, torch.zeros_like(given_rows))
+        # Of int8's elements, the small ones may be zeros.
+        assert (excess > 0).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -157,7 +185,7 @@ def test_int8_rot_stays_within_twice_its_bound_over_ten_cycles(
 def test_int8_rot_refuses_a_head_dim_that_is_no_power_of_two() -> None:
     codec = get_codec("int8-rot")
     with pytest.raises(ValueError, match=r"power of two.*80.*HIQCACHE_CODEC=int8"):
-        codec.row_formats(8, 80)
+        codec.row_formats(kv_parts(8, 80))
     with pytest.raises(ValueError, match="power of two"):
         codec.encode(torch.zeros(1, 1, 80, dtype=torch.bfloat16))
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
-from hiqcache.record import RecordLayout
+from hiqcache.record import RecordLayout, kv_parts
 from loadtest.completions import Completion, client_of, complete
 from loadtest.demo import Answer, passages
 from loadtest.quality.texts import tokens_of
@@ -124,7 +124,7 @@ def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
         expected = STOCK_BYTES
         tokens = (3 * L1_TOKENS // arm.page_size + 1) * arm.page_size
     else:
-        layout = RecordLayout(30, arm.page_size, *row_formats(arm.codec, 3, 64))
+        layout = RecordLayout(30, arm.page_size, row_formats(arm.codec, kv_parts(3, 64)))
         expected = layout.bytes_per_token
         stock_pages = 3 * L1_TOKENS // arm.page_size + 1
         stock_bytes = stock_pages * arm.page_size * STOCK_BYTES

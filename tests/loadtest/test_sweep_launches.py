@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hiqcache.transfers.fused import BACKUP, RESTORE
+from hiqcache.transfers.launch import BACKUP, RESTORE
 from loadtest import sweep_launches
 from loadtest.model import REPOSITORY
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -82,7 +83,7 @@ def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
 
     # Only the named slots' rows changed.
     touched = torch.zeros_like(before, dtype=torch.bool)
-    for plane in pool.layout_of_records.planes(pool.page_num):
+    for plane in itertools.chain(*pool.layout_of_records.planes(pool.page_num)):
         for slot in slots.tolist():
             for layer in range(LAYERS):
                 start = plane.offset(slot, layer, page_size)

@@ -81,7 +81,7 @@ def test_l3_storage() -> None:
 
 def test_a_head_dim_unfit_for_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIQCACHE_CODEC", "int8-rot")
-    refused("power of two; this model's is 80", buffer_info(head_dim=80))
+    refused("power of two; this model's k heads have 80", buffer_info(head_dim=80))
 
 
 def test_an_unknown_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hiqcache.transfers import kernels
-from hiqcache.transfers.fused import Launch
+from hiqcache.transfers.launch import Launch
 from tests.transfers.pools import Pool, Shape, fused
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -43,7 +43,9 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
         "device_slots": "*i64",
         "matrix": "*bf16" if rotates else "*i64",
     }
-    counts = dict.fromkeys(("tokens", "layer", "layers", "device_stride"), "i32")
+    counts = dict.fromkeys(
+        ("tokens", "layer", "layers", "device_stride_0", "device_stride_1"), "i32"
+    )
     signature = {
         name: "constexpr" if name in given else (pointers | counts).get(name, "i64")
         for name in names
@@ -113,8 +115,8 @@ def main() -> None:
         pool = Pool(shape, torch.device("cpu"))
         transfer = fused(pool)
         for kernel, launch, constants in (
-            (kernels.backup, transfer.launches["backup"], transfer._backup_constants),
-            (kernels.restore, transfer.launches["restore"], transfer._restore_constants),
+            (kernels.backup, transfer.launches["backup"], transfer._encode._constants),
+            (kernels.restore, transfer.launches["restore"], transfer._decode._constants),
         ):
             code = compiled(kernel, launch, constants, codec == "int8-rot")
             row = {"codec": codec, "heads": heads, "dim": dim, "order": order}

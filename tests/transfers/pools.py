@@ -9,7 +9,7 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import Codec
-from hiqcache.record import Format, Order, RecordLayout
+from hiqcache.record import Format, Order, Part, RecordLayout
 from hiqcache.transfers.base import Arena, Transfer
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.torch import TorchTransfer
@@ -33,11 +33,21 @@ class Shape:
     host_slots: int = 64
     device_slots: int = 48
     row_stride: int = 1
+    #: The second part's, where they differ from the first's.
+    heads_1: int | None = None
+    dim_1: int | None = None
+    #: Whether both parts are views of one buffer, as MLA's are.
+    joint: bool = False
+
+    @property
+    def parts(self) -> tuple[Part, Part]:
+        first = Part("first", self.heads, self.dim)
+        return first, Part("second", self.heads_1 or self.heads, self.dim_1 or self.dim)
 
     @property
     def layout(self) -> RecordLayout:
-        rows = get_codec(self.codec).row_formats(self.heads, self.dim)
-        return RecordLayout(self.layers, self.page_size, *rows, self.order, self.format)
+        rows = get_codec(self.codec).row_formats(self.parts)
+        return RecordLayout(self.layers, self.page_size, rows, self.order, self.format)
 
     def but(self, **changes: object) -> Shape:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -64,20 +74,35 @@ class Pool:
             layout,
             pages,
         )
-        self.k, self.v = self._buffers(), self._buffers()
+        self.k, self.v = self._joint() if shape.joint else map(self._buffers, shape.parts)
 
-    def _buffers(self) -> list[torch.Tensor]:
+    def _buffers(self, part: Part) -> list[torch.Tensor]:
         shape = self.shape
-        size = (shape.device_slots, shape.row_stride, shape.heads, shape.dim)
+        size = (shape.device_slots, shape.row_stride, part.heads, part.width)
         return [
             torch.full(size, torch.nan, dtype=shape.dtype, device=self.device)[:, 0]
             for _ in range(shape.layers)
         ]
 
+    def _joint(self) -> Buffers:
+        shape, (first, second) = self.shape, self.shape.parts
+        widths = first.heads * first.width, second.heads * second.width
+        wholes = [
+            torch.full(
+                (shape.device_slots, sum(widths)), torch.nan, dtype=shape.dtype, device=self.device
+            ).split(widths, dim=1)
+            for _ in range(shape.layers)
+        ]
+        return (
+            [both[0].unflatten(1, (first.heads, first.width)) for both in wholes],
+            [both[1].unflatten(1, (second.heads, second.width)) for both in wholes],
+        )
+
     def fill(self, seed: int = 0) -> Pool:
         """Random rows, with rows of all that is awkward among them."""
         for index, buffer in enumerate((*self.k, *self.v)):
-            buffer.copy_(awkward_rows(self.shape, seed + index))
+            heads, dim = buffer.shape[1:]
+            buffer.copy_(awkward_rows(self.shape.but(heads=heads, dim=dim), seed + index))
         return self
 
     def reference(self) -> tuple[TorchTransfer, Pool]:
@@ -86,15 +111,21 @@ class Pool:
         copy.arena.buffer.copy_(self.arena.buffer)
         for mine, theirs in zip((*self.k, *self.v), (*copy.k, *copy.v), strict=True):
             theirs.copy_(mine)
-        return TorchTransfer(copy.codec, copy.arena, copy.k, copy.v), copy
+        return TorchTransfer(copy.codec, copy.arena, (copy.k, copy.v)), copy
 
     def restore_all(self, transfer: Transfer, host: torch.Tensor, device: torch.Tensor) -> None:
         for layer in range(self.shape.layers):
             transfer.restore(layer, host, device)
 
     def rows(self) -> torch.Tensor:
-        """All device rows ``[2, layers, slots, heads, head_dim]`` on the CPU."""
-        return torch.stack([torch.stack(self.k), torch.stack(self.v)]).cpu()
+        """All device rows on the CPU: ``[2, layers, slots, heads, head_dim]``.
+
+        Of parts that differ: ``[1, layers, slots, elements]``, both parts' elements.
+        """
+        first, second = torch.stack(self.k).cpu(), torch.stack(self.v).cpu()
+        if first.shape == second.shape:
+            return torch.stack([first, second])
+        return torch.cat([first.flatten(2), second.flatten(2)], dim=-1)[None]
 
     def indices(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Host and device slots of ``tokens`` tokens in random order, on the pool's device."""
@@ -106,7 +137,7 @@ class Pool:
 
 def fused(pool: Pool, **launches: Any) -> FusedTransfer:
     """The fused transfer of ``pool``; ``launches`` as FusedTransfer takes them."""
-    return FusedTransfer(pool.codec, pool.arena, pool.k, pool.v, **launches)
+    return FusedTransfer(pool.codec, pool.arena, (pool.k, pool.v), **launches)
 
 
 def awkward_rows(shape: Shape, seed: int) -> torch.Tensor:

@@ -11,7 +11,9 @@ from hiqcache.codecs import get_codec
 from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
 from hiqcache.transfers.base import Arena
-from hiqcache.transfers.fused import FusedTransfer, Launch, _check_gpu
+from hiqcache.transfers.fused import FusedTransfer
+from hiqcache.transfers.launch import Launch
+from hiqcache.transfers.row_kernels import check_gpu
 from tests.transfers.pools import POISON, Pool, Shape, fused, same
 
 # The interpreter's numpy warns where a GPU computes on: infinities are among the inputs.
@@ -34,6 +36,12 @@ SHAPES = {
     "padded": BASE.but(format="padded"),
     "padded layer first": BASE.but(format="padded", order="layer_first", page_size=16),
     "strided rows": BASE.but(row_stride=3),
+    "latent and rope": BASE.but(heads=4, dim=128, heads_1=1, dim_1=64, joint=True),
+    "latent and rope, pages": BASE.but(
+        heads=4, dim=128, heads_1=1, dim_1=64, joint=True, page_size=64, order="layer_first"
+    ),
+    "narrow and wide": BASE.but(heads=3, dim=64, dim_1=80, page_size=16),
+    "other strides": BASE.but(heads=2, dim=128, heads_1=3, dim_1=64, row_stride=2),
 }
 
 
@@ -66,12 +74,18 @@ def test_restore_writes_the_reference_rows_and_no_others(
     assert same(pool.rows(), expected.rows())
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+#: Equal widths, and a part that is narrower than the other.
+WIDTHS = {"64": (64, 64), "128": (128, 128), "256": (256, 256), "rope": (128, 64), "v": (64, 128)}
+
+
+@pytest.mark.parametrize("dims", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rotated_codes_differ_by_one_step_in_one_of_a_thousand_at_most(
-    dim: int, dtype: torch.dtype, device: torch.device
+    dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    shape = BASE.but(codec="int8-rot", heads=3, dim=dim, dtype=dtype, page_size=16)
+    shape = BASE.but(
+        codec="int8-rot", heads=3, dim=dims[0], dim_1=dims[1], dtype=dtype, page_size=16
+    )
     pool = Pool(shape, device).fill(2)
     reference, expected = pool.reference()
     host, rows = pool.indices(48)
@@ -92,12 +106,12 @@ def test_rotated_codes_differ_by_one_step_in_one_of_a_thousand_at_most(
     assert scale_steps[finite].abs().max() <= 1
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dims", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rotated_records_decode_to_the_reference_rows(
-    dim: int, dtype: torch.dtype, device: torch.device
+    dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    shape = BASE.but(codec="int8-rot", dim=dim, dtype=dtype, order="layer_first")
+    shape = BASE.but(codec="int8-rot", dim=dims[0], dim_1=dims[1], dtype=dtype, order="layer_first")
     pool = Pool(shape, device).fill(3)
     reference, expected = pool.reference()
     host, rows = pool.indices(48)
@@ -220,26 +234,30 @@ class UnknownCodec(Int8Rot):
 def test_it_says_what_it_cannot_serve(device: torch.device) -> None:
     pool = Pool(BASE, device)
     with pytest.raises(ValueError, match=r"not int7: use HIQCACHE_TRANSFER=torch"):
-        FusedTransfer(UnknownCodec(), pool.arena, pool.k, pool.v)
+        FusedTransfer(UnknownCodec(), pool.arena, (pool.k, pool.v))
     with pytest.raises(ValueError, match=r"bf16 and fp16 rows, not torch\.float32"):
         FusedTransfer(
-            pool.codec, pool.arena, [k.float() for k in pool.k], [v.float() for v in pool.v]
+            pool.codec,
+            pool.arena,
+            ([k.float() for k in pool.k], [v.float() for v in pool.v]),
         )
     turned = [k.transpose(1, 2).contiguous().transpose(1, 2) for k in pool.k]
     with pytest.raises(ValueError, match=r"found rows \(2, 64\) with strides \(128, 1, 2\)"):
-        FusedTransfer(pool.codec, pool.arena, pool.k, turned)
+        FusedTransfer(pool.codec, pool.arena, (pool.k, turned))
     wide = Pool(BASE.but(row_stride=2), device).v
-    with pytest.raises(ValueError, match=r"128 elements apart; found rows .* \(256, 64, 1\)"):
-        FusedTransfer(pool.codec, pool.arena, pool.k, wide)
+    with pytest.raises(ValueError, match=r"256 elements apart; found rows .* \(128, 64, 1\)"):
+        FusedTransfer(pool.codec, pool.arena, (pool.k, [wide[0], *pool.v[1:]]))
+    with pytest.raises(ValueError, match=r"records of 2 parts, not 1"):
+        FusedTransfer(pool.codec, pool.arena, (pool.k,))
 
 
 def test_it_refuses_a_head_dim_that_is_no_multiple_of_16(device: torch.device) -> None:
     codec = get_codec("int8")
     rows = [torch.zeros(4, 2, 24, dtype=torch.bfloat16, device=device)]
-    layout = RecordLayout(1, 1, RowFormat(48, 4), RowFormat(48, 4))
+    layout = RecordLayout(1, 1, (RowFormat(48, 4), RowFormat(48, 4)))
     arena = Arena(torch.zeros(layout.arena_bytes(4), dtype=torch.uint8), layout, 4)
     with pytest.raises(ValueError, match=r"multiple of 16; this model's is 24"):
-        FusedTransfer(codec, arena, rows, rows)
+        FusedTransfer(codec, arena, (rows, rows))
 
 
 def test_it_refuses_an_arena_that_sixteen_bytes_cannot_be_read_from(device: torch.device) -> None:
@@ -249,7 +267,7 @@ def test_it_refuses_an_arena_that_sixteen_bytes_cannot_be_read_from(device: torc
     if device.type == "cuda":
         buffer = buffer.pin_memory()
     with pytest.raises(ValueError, match=r"no multiple of 16: allocate it at one"):
-        FusedTransfer(pool.codec, Arena(buffer[8:], layout, pages), pool.k, pool.v)
+        FusedTransfer(pool.codec, Arena(buffer[8:], layout, pages), (pool.k, pool.v))
 
 
 @pytest.mark.parametrize(
@@ -260,19 +278,15 @@ def test_it_refuses_a_gpu_without_its_instructions(
     capability: tuple[int, int], hip: str | None, found: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"this is {found}: use HIQCACHE_TRANSFER=torch"):
-        _check_gpu(capability, hip)
+        check_gpu("fused", capability, hip)
     for served in ((8, 0), (8, 9), (9, 0), (12, 0)):
-        _check_gpu(served, None)
+        check_gpu("fused", served, None)
 
 
 def _stored(pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
-    shape, planes = pool.shape, pool.arena.planes
-    codes = [
-        pool.arena.view(plane, torch.int8, shape.heads, shape.dim)
-        for plane in (planes.k_codes, planes.v_codes)
-    ]
-    scales = [
-        pool.arena.view(plane, torch.bfloat16, shape.heads)
-        for plane in (planes.k_scales, planes.v_scales)
-    ]
-    return torch.stack(codes), torch.stack(scales)
+    """All codes and all scales of the arena."""
+    codes, scales = [], []
+    for part, planes in zip(pool.shape.parts, pool.arena.planes, strict=True):
+        codes.append(pool.arena.view(planes.codes, torch.int8, part.heads, part.width).flatten())
+        scales.append(pool.arena.view(planes.scales, torch.bfloat16, part.heads).flatten())
+    return torch.cat(codes), torch.cat(scales)

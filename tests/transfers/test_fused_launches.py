@@ -7,7 +7,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from hiqcache.transfers import kernels
-from hiqcache.transfers.fused import Launch
+from hiqcache.transfers.launch import Launch
 from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import Pool, Shape, fused, same
 
@@ -50,7 +50,7 @@ def test_a_launch_of_a_restore_serves_one_layer_then_two_then_four(
         transfer.restore(layer, host, rows)
         held.append(len(_restored(pool)))
     assert held == [1, 3, 3, 7, 7, 7, 7, 13, 13, 13, 13, 13, 13]
-    reference = TorchTransfer(expected.codec, expected.arena, expected.k, expected.v)
+    reference = TorchTransfer(expected.codec, expected.arena, (expected.k, expected.v))
     expected.restore_all(reference, host.cpu(), rows.cpu())
     torch.testing.assert_close(pool.rows(), expected.rows(), rtol=0, atol=0, equal_nan=True)
 
@@ -86,7 +86,7 @@ def test_a_restore_that_begins_again_reads_again(device: torch.device) -> None:
         for buffer in (*pool.k, *pool.v):
             buffer.fill_(torch.nan)
         pool.restore_all(transfer, host, rows)
-    reference = TorchTransfer(expected.codec, expected.arena, expected.k, expected.v)
+    reference = TorchTransfer(expected.codec, expected.arena, (expected.k, expected.v))
     expected.restore_all(reference, host.cpu(), rows.cpu())
     assert same(pool.rows(), expected.rows())
 
@@ -100,7 +100,7 @@ def test_a_launch_that_fails_leaves_no_layer_out(
     host, rows = pool.indices(8)
     transfer.restore(0, host, rows)
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "_restore_kernel", {})
+        patch.setattr(transfer._decode, "_kernel", {})
         with pytest.raises(KeyError):
             transfer.restore(1, host, rows)
     for layer in range(2, 6):
@@ -116,7 +116,7 @@ def test_a_launch_serves_the_stream_that_it_was_enqueued_on(
     transfer = fused(pool)
     host, rows = pool.indices(9)
     for stream, layer in ((1, 0), (1, 1), (2, 2)):
-        monkeypatch.setattr(transfer, "_stream", lambda stream=stream: stream)
+        monkeypatch.setattr(transfer._decode, "stream", lambda stream=stream: stream)
         transfer.restore(layer, host, rows)
         if layer == 1:
             assert _restored(pool) == [0, 1, 2]
@@ -133,14 +133,14 @@ def test_the_shortest_restores_keep_all_programs_busy(
     launch = Launch(8192, 6, 4, 5)
     transfer = fused(pool, restore=launch)
     grids: list[tuple[int, ...]] = []
-    kernel = transfer._restore_kernel
+    kernel = transfer._decode._kernel
 
     class Watched:
         def __getitem__(self, grid: tuple[int, ...]) -> object:
             grids.append(grid)
             return kernel[grid]
 
-    monkeypatch.setattr(transfer, "_restore_kernel", Watched())
+    monkeypatch.setattr(transfer._decode, "_kernel", Watched())
     host, rows = pool.indices(9)
     pool.restore_all(transfer, host, rows)
     assert grids == [(1, 1, 1), (1, 2, 1), (1, 4, 1), (1, 6, 1), (1, 1, 1)]
@@ -177,7 +177,7 @@ def test_a_launch_has_the_stages_that_the_gpu_has_room_for(
         return kernel
 
     pool, launch = Pool(BASE, device), Launch(1024, 1, 4, stages=6)
-    monkeypatch.setattr("hiqcache.transfers.fused._compile", compiled)
+    monkeypatch.setattr("hiqcache.transfers.row_kernels._compile", compiled)
     transfer = fused(pool, restore=launch)
     assert tried == [6, 5, 4, 3]
     assert transfer.launches["restore"] == Launch(1024, 1, 4, stages=3)

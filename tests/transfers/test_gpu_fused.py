@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import RecordLayout
+from hiqcache.record import RecordLayout, kv_parts
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import FusedTransfer
 from tests.transfers.pools import Pool, Shape, fused, same
@@ -60,7 +60,7 @@ def test_int8_rot_stays_within_a_step(dim: int, dtype: torch.dtype, record_prope
     reference.backup(host.cpu(), rows.cpu())
     torch.cuda.synchronize()
     planes = pool.arena.planes
-    for plane in (planes.k_codes, planes.v_codes):
+    for plane in (part.codes for part in planes):
         mine, theirs = (
             p.arena.view(plane, torch.int8, 8, dim).int() for p in (pool, expected)
         )  # fmt: skip
@@ -89,8 +89,8 @@ def test_every_fp16_quotient_rounds_as_the_reference() -> None:
     transfer = fused(pool)
     host, rows = pool.indices(chunk)
     planes = pool.arena.planes
-    codes = pool.arena.view(planes.k_codes, torch.int8, len(blocks), dim)[:, 0, 0]
-    scales = pool.arena.view(planes.k_scales, torch.bfloat16, len(blocks))[:, 0, 0]
+    codes = pool.arena.view(planes[0].codes, torch.int8, len(blocks), dim)[:, 0, 0]
+    scales = pool.arena.view(planes[0].scales, torch.bfloat16, len(blocks))[:, 0, 0]
     for start in range(0, 1024, chunk):
         maxima = (torch.arange(start, start + chunk) + 20 * 1024).to(torch.int16)
         maxima = maxima.view(torch.float16)
@@ -110,7 +110,7 @@ def test_every_fp16_quotient_rounds_as_the_reference() -> None:
 def test_offsets_beyond_two_gigabytes_and_many_tokens(order: str) -> None:
     codec = get_codec("int8")
     heads, dim, layers, host_slots, device_slots, tokens = 8, 128, 2, 600_000, 1_100_000, 300_000
-    layout = RecordLayout(layers, 1, *codec.row_formats(heads, dim), order)  # type: ignore[arg-type]
+    layout = RecordLayout(layers, 1, codec.row_formats(kv_parts(heads, dim)), order)  # type: ignore[arg-type]
     size = layout.arena_bytes(host_slots)
     assert size > 2**31
     arena = Arena(torch.empty(size, dtype=torch.uint8, pin_memory=True), layout, host_slots)
@@ -127,7 +127,7 @@ def test_offsets_beyond_two_gigabytes_and_many_tokens(order: str) -> None:
     source, target = rows[:tokens], rows[-tokens:]
     source[0], host[0] = device_slots - 1, host_slots - 1
     host[1:] = host[1:].masked_fill(host[1:] == host_slots - 1, 0)
-    transfer = FusedTransfer(codec, arena, k, v)
+    transfer = FusedTransfer(codec, arena, (k, v))
     transfer.backup(host, source)
     for layer in range(layers):
         transfer.restore(layer, host, target)
@@ -193,10 +193,10 @@ def test_it_refuses_memory_that_the_gpu_cannot_reach() -> None:
     pool = Pool(Shape(), CUDA)
     pageable = Arena(pool.arena.buffer.clone(), pool.arena.layout, pool.arena.pages)
     with pytest.raises(ValueError, match="must be pinned"):
-        FusedTransfer(pool.codec, pageable, pool.k, pool.v)
+        FusedTransfer(pool.codec, pageable, (pool.k, pool.v))
     with pytest.raises(ValueError, match="runs on CUDA devices and this pool is on cpu"):
         FusedTransfer(
-            pool.codec, pool.arena, [k.cpu() for k in pool.k], [v.cpu() for v in pool.v]
+            pool.codec, pool.arena, ([k.cpu() for k in pool.k], [v.cpu() for v in pool.v])
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ Make = Callable[[Pool], Transfer]
 def mover(pool: Pool) -> Transfer:
     from hiqcache.sglang.jit_mover import JitMover
 
-    return MoverTransfer(pool.codec, pool.arena, pool.k, pool.v, JitMover())
+    return MoverTransfer(pool.codec, pool.arena, (pool.k, pool.v), JitMover())
 
 
 needs_sglang = pytest.mark.skipif(
@@ -183,7 +183,7 @@ def test_staging_grows_while_it_is_in_use() -> None:
 def _records(pool: Pool, expected: Pool) -> torch.Tensor:
     """The expected arena, with the padding that the mover copied along."""
     record = pool.shape.layout.page_bytes // (2 * pool.shape.layers)
-    row = pool.shape.layout.k
+    row = pool.shape.layout.rows[0]
     merged = pool.arena.buffer.clone().view(-1, record)
     merged[:, : row.codes + row.scales] = expected.arena.buffer.view(-1, record)[
         :, : row.codes + row.scales

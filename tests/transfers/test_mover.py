@@ -64,7 +64,7 @@ class RefusingMover(TorchMover):
 
 
 def transfer_of(pool: Pool) -> MoverTransfer:
-    return MoverTransfer(pool.codec, pool.arena, pool.k, pool.v, TorchMover())
+    return MoverTransfer(pool.codec, pool.arena, (pool.k, pool.v), TorchMover())
 
 
 @pytest.mark.parametrize("staged", [8, 2048], ids=["in slices", "at once"])
@@ -134,9 +134,9 @@ def test_staging_is_bounded() -> None:
 def test_it_says_what_it_cannot_serve() -> None:
     pool = Pool(BASE, CPU)
     with pytest.raises(ValueError, match="codec int8, not int8-rot: use HIQCACHE_TRANSFER=fused"):
-        MoverTransfer(get_codec("int8-rot"), pool.arena, pool.k, pool.v, TorchMover())
+        MoverTransfer(get_codec("int8-rot"), pool.arena, (pool.k, pool.v), TorchMover())
     with pytest.raises(ValueError, match="must be padded; they are packed"):
         transfer_of(Pool(BASE.but(format="packed"), CPU))
 
     with pytest.raises(ValueError, match=r"records of 256 B \(3 KV heads of 64\)"):
-        MoverTransfer(pool.codec, pool.arena, pool.k, pool.v, RefusingMover())
+        MoverTransfer(pool.codec, pool.arena, (pool.k, pool.v), RefusingMover())

@@ -20,7 +20,7 @@ def test_sglang_passes_the_same_indices_for_every_layer(monkeypatch: pytest.Monk
     info = buffer_info(layers=LAYERS)
     pool = host_pool(info, layers=LAYERS)
     pool.transfer = FusedTransfer(
-        pool.codec, pool.transfer.arena, pool.device_k_buffers, pool.device_v_buffers
+        pool.codec, pool.transfer.arena, (pool.device_k_buffers, pool.device_v_buffers)
     )
     sent = [rows.clone() for rows in (*info.buffers.k, *info.buffers.v)]
     slots = pool.alloc(16)
