@@ -60,7 +60,7 @@ class FusedTransfer(Transfer):
             inner=layout.order == "page_first",
         )
         self._decode = RowKernels("restore", *rows, restore or RESTORE[codec.name])
-        self._indices = IndexSender(self.device[0][0].device)
+        self.indices = IndexSender(self.device[0][0].device)
         self._restoring = Restoring(self.layers)
         self._launch_tokens = launch_tokens
 
@@ -73,8 +73,8 @@ class FusedTransfer(Transfer):
         tokens = host_indices.numel()
         if tokens == 0:
             return
-        host = self._indices.send("backup host", host_indices)
-        device = self._indices.send("backup device", device_indices)
+        host = self.indices.send("backup host", host_indices)
+        device = self.indices.send("backup device", device_indices)
         programs = self._encode.launch.programs
         by_tile = min(programs, -(-tokens // self._encode.tile))
         grid = by_tile, min(programs // by_tile, self.layers), 1
@@ -94,8 +94,8 @@ class FusedTransfer(Transfer):
         if step is None:
             return
         try:
-            host = self._indices.send("restore host", host_indices)
-            device = self._indices.send("restore device", device_indices)
+            host = self.indices.send("restore host", host_indices)
+            device = self.indices.send("restore device", device_indices)
             grid = self._decode.grid(tokens, step.layers)
             self._decode(grid, self.arena.buffer, host, device, step.layer, step.layers)
         except BaseException:

@@ -35,6 +35,14 @@ BACKUP = {
 }
 RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
+# The copy engine's kernels read and write device memory. TODO measured table
+ENCODE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
+DECODE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
+
+#: The ring: so many batches of so many bytes, two layers of 2,048 tokens of Qwen3-8B each.
+RING_SLOTS = 3
+RING_SLOT_BYTES = 9 * 2**20
+
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,
 #: 2,048 tokens take a little less time, and a GEMM beside them much more (launches.md).

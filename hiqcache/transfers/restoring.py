@@ -1,47 +1,61 @@
-"""Which layers a launch of a restore serves. No Triton, no GPU."""
+"""Which layers of a restore are enqueued when. No Triton, no GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 
-@dataclass
-class _Run:
-    """A restore that has more layers to come: who asks, and what is enqueued."""
+class Asking:
+    """Follows who asks for layers: which call is the first of a restore, and which the next of one.
 
-    host: torch.Tensor
-    device: torch.Tensor
-    #: The stream's handle; None on the CPU.
-    stream: int | None
-    #: The layer asked for last; the first that no launch has served; layers of the last launch.
-    asked: int
-    served: int
-    group: int = 0
+    A restore is known by its index tensors: its layers are asked for in their order, on one stream,
+    with the same two tensors.
+    """
+
+    def __init__(self) -> None:
+        self._host: torch.Tensor | None = None
+        self._device: torch.Tensor | None = None
+        self._stream: int | None = None
+        self._layer = -1
+
+    def begins(
+        self, layer: int, host: torch.Tensor, device: torch.Tensor, stream: int | None
+    ) -> bool:
+        """Whether this call is not the next of the restore that was asked for last.
+
+        ``stream``: the current stream's handle; None on the CPU.
+        """
+        same = host is self._host and device is self._device and stream == self._stream
+        next_layer = same and layer == self._layer + 1
+        self._host, self._device, self._stream, self._layer = host, device, stream, layer
+        return not next_layer
+
+    def forget(self) -> None:
+        """Keep nothing of a restore that is complete, or that has failed."""
+        self._host = self._device = None
 
 
 class Step(NamedTuple):
-    """Layers to enqueue now: ``layers`` from ``layer`` on. ``begins``: the first of a restore."""
+    """Layers to enqueue now: ``layers`` from ``layer`` on."""
 
     layer: int
     layers: int
-    begins: bool
 
 
 class Restoring:
-    """Follows the calls of restores of ``layers`` layers, and joins layers where that pays.
+    """Joins layers of restores of ``layers`` layers where that pays.
 
-    A restore is known by its index tensors: its layers are asked for in their order, on one stream,
-    with the same two tensors. Layers asked for in any other way are restored one by one. The first
-    step of a restore is one layer, so that attention can begin; each next may have twice as many,
-    as long as its tokens times layers stay within the limit.
+    The first step of a restore is one layer, so that attention can begin; each next may have twice
+    as many. Layers that are not asked for as those of one restore are restored one by one.
     """
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._run: _Run | None = None
+        self._asking = Asking()
+        #: The first layer that no step has served; layers of the last step.
+        self._served = self._group = 0
 
     def step(
         self,
@@ -55,27 +69,16 @@ class Restoring:
 
         ``most`` is how many layers a step may have, at least one.
         """
-        run, self._run = self._run, None
-        begins = (
-            run is None
-            or host is not run.host
-            or device is not run.device
-            or stream != run.stream
-            or layer != run.asked + 1
-        )
-        if run is None or begins:
-            run = _Run(host, device, stream, layer, layer)
-        step = None
-        if layer == run.served:
-            run.group = max(min(2 * run.group, most, self._layers - layer), 1)
-            run.served += run.group
-            step = Step(layer, run.group, begins)
-        run.asked = layer
-        # Nothing is kept of a restore that is complete.
-        if layer + 1 < self._layers:
-            self._run = run
-        return step
+        if self._asking.begins(layer, host, device, stream):
+            self._served, self._group = layer, 0
+        if layer + 1 == self._layers:
+            self._asking.forget()
+        if layer < self._served:
+            return None
+        self._group = max(min(2 * self._group, most, self._layers - layer), 1)
+        self._served += self._group
+        return Step(layer, self._group)
 
     def fail(self) -> None:
         """Forget the restore, whose step could not be enqueued."""
-        self._run = None
+        self._asking.forget()

@@ -1,0 +1,256 @@
+"""The dma transfer: the copy engine moves whole pages' layers, kernels work on a ring behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy
+import torch
+
+from hiqcache.codecs.base import Codec
+from hiqcache.record import Planes
+from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.batches import Batch, cut
+from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
+from hiqcache.transfers.fused import FusedTransfer
+from hiqcache.transfers.launch import DECODE, ENCODE, RING_SLOT_BYTES, RING_SLOTS, Launch
+from hiqcache.transfers.restoring import Asking
+from hiqcache.transfers.row_kernels import RowKernels, check_codec, check_memory
+
+
+class _Slot:
+    """Memory of the ring for one batch; ``free``: the event of its last use, if there was one."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.address = memory.data_ptr()
+        self.free: Any = None
+
+
+@dataclass
+class _Restore:
+    """A restore under way: batches to copy yet, and batches copied that are not decoded yet.
+
+    One that nobody goes on with is let go: its slots are free once their copies end.
+    """
+
+    pages: list[int]
+    #: The first layer that it does not have.
+    stop: int
+    to_copy: Iterator[Batch]
+    #: What the copies of this restore come after.
+    begun: Any
+    copied: deque[tuple[Batch, _Slot, Any]] = field(default_factory=deque)
+
+
+class DmaTransfer(Transfer):
+    """Copies chunks by batched copies on streams of their own, through a small ring on the device.
+
+    A restore copies ahead into the ring, and kernels on the current stream decode behind it; a
+    backup encodes into the ring, and copies follow. So the link never waits for a kernel, nor a
+    kernel for more than its own batch, and nothing waits on the CPU. Events order all of it with
+    the stream that is current in the call.
+
+    Serves what RowKernels does, in packed arenas whose pages have CHUNK_TOKENS slots or more. Host
+    indices that are on the CPU and name whole pages, in their slots' order, go this way.
+    FusedTransfer takes the others: host slots on the device, parts of pages, and transfers of fewer
+    than ``least_bytes``, which it does in less time. Both write the same bytes.
+
+    Restores are known by their tensors, and what must live or stay as it is meanwhile is the same
+    as in FusedTransfer. Not thread-safe.
+
+    ``encode``, ``decode``, ``slot_bytes``, ``slots``, ``least_bytes`` and ``engine`` are for
+    measurements and tests; the defaults serve.
+
+    Raises ValueError where the pool, the codec or the driver can't be served.
+    """
+
+    name: ClassVar[str] = "dma"
+
+    def __init__(
+        self,
+        codec: Codec,
+        arena: Arena,
+        device: Sequence[Sequence[torch.Tensor]],
+        encode: Launch | None = None,
+        decode: Launch | None = None,
+        slot_bytes: int = RING_SLOT_BYTES,
+        slots: int = RING_SLOTS,
+        least_bytes: int = 0,
+        engine: CopyEngine | None = None,
+    ) -> None:
+        super().__init__(codec, arena, device)
+        check_codec(self.name, codec)
+        check_memory(self.name, arena.buffer)
+        layout = arena.layout
+        if layout.format != "packed" or layout.chunk_layers != 1:
+            raise ValueError(
+                f"transfer dma moves a page's layer as one piece, which packed pages of few tokens "
+                f"have not: this arena's are {layout.format}, of {layout.page_size}. Use "
+                "--page-size 16 or more, or HIQCACHE_TRANSFER=fused."
+            )
+        rows = self.device[0][0]
+        self._engine = engine or CudaCopyEngine(rows.device)
+        self._fused = FusedTransfer(codec, arena, device)
+        self._least_bytes = least_bytes
+        self._chunk, self._page_size = layout.chunk_bytes, layout.page_size
+        self._slot_bytes = max(slot_bytes, self._chunk)
+        self._address = arena.buffer.data_ptr()
+        plane = arena.planes[0].codes
+        self._page_stride, self._layer_stride = plane.page_stride, plane.layer_stride
+        # A chunk of the ring is like one of the arena; layers follow each other within a page.
+        planes = tuple(
+            Planes(
+                *(p._replace(page_stride=self._chunk, layer_stride=self._chunk) for p in part),
+            )
+            for part in arena.planes
+        )
+        memory = torch.empty(
+            (slots, self._slot_bytes), dtype=torch.uint8, device=rows.device
+        )  # torch aligns it
+        self._ring = deque(_Slot(part) for part in memory)
+        self._ring_bytes = memory.nbytes
+        kernels = codec, self.device, planes, layout.page_size, memory[0]
+        self._encode = RowKernels(
+            "backup", *kernels, encode or ENCODE[codec.name], transfer=self.name
+        )
+        self._decode = RowKernels(
+            "restore", *kernels, decode or DECODE[codec.name], transfer=self.name
+        )
+        self._in_page = numpy.arange(layout.page_size)
+        self._places = [self._place(layers) for layers in range(1, self.layers + 1)]
+        self._asking = Asking()
+        self._restore: _Restore | None = None
+
+    @property
+    def staging_bytes(self) -> int:
+        return self._ring_bytes
+
+    @property
+    def launches(self) -> dict[str, Launch]:
+        """How wide the kernels run on this GPU."""
+        return {"backup": self._encode.launch, "restore": self._decode.launch}
+
+    def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        pages = self._pages(host_indices)
+        if pages is None:
+            self._fused.backup(host_indices, device_indices)
+            return
+        device = self._on_device(device_indices)
+        done = None
+        for batch in cut(range(self.layers), len(pages), self._chunk, self._slot_bytes):
+            slot = self._next_slot()
+            if slot.free is not None:
+                self._engine.wait(slot.free)
+            self._launch(self._encode, batch, slot, device)
+            ring, arena, sizes = self._pieces(batch, slot, pages)
+            done = self._engine.copy("to_host", arena, ring, sizes, [self._engine.mark()])
+            slot.free = done
+        if done is not None:
+            # Copies of one way follow each other: the last is the end of all.
+            self._engine.wait(done)
+
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        stream = self._decode.stream()
+        run, self._restore = self._restore, None
+        if self._asking.begins(layer, host_indices, device_indices, stream) or run is None:
+            pages = self._pages(host_indices)
+            if pages is None:
+                self._fused.restore(layer, host_indices, device_indices)
+                return
+            # Who starts in the middle may not go on.
+            layers = range(layer, self.layers if layer == 0 else layer + 1)
+            batches = cut(layers, len(pages), self._chunk, self._slot_bytes)
+            run = _Restore(pages, layers.stop, batches, self._engine.mark())
+            self._copy_ahead(run)
+        device = self._on_device(device_indices)
+        while run.copied and run.copied[0][0].layer <= layer:
+            batch, slot, copied = run.copied.popleft()
+            self._engine.wait(copied)
+            self._launch(self._decode, batch, slot, device)
+            slot.free = self._engine.mark()
+            self._copy_ahead(run)
+        # Nothing is kept of a restore that is complete, or that has failed.
+        if layer + 1 < run.stop:
+            self._restore = run
+
+    def _copy_ahead(self, run: _Restore) -> None:
+        """Enqueue copies into all of the ring that this restore's batches are not in."""
+        while len(run.copied) < len(self._ring):
+            batch = next(run.to_copy, None)
+            if batch is None:
+                return
+            slot = self._next_slot()
+            ring, arena, sizes = self._pieces(batch, slot, run.pages)
+            after = [run.begun] if slot.free is None else [run.begun, slot.free]
+            copied = self._engine.copy("to_device", ring, arena, sizes, after)
+            slot.free = copied
+            run.copied.append((batch, slot, copied))
+
+    def _next_slot(self) -> _Slot:
+        """The slot whose turn it is: both ways share the ring."""
+        slot = self._ring[0]
+        self._ring.rotate(-1)
+        return slot
+
+    def _launch(self, kernels: RowKernels, batch: Batch, slot: _Slot, device: torch.Tensor) -> None:
+        size = self._page_size
+        rows = device[batch.page * size : (batch.page + batch.pages) * size]
+        tokens = len(rows)
+        places = self._places[batch.layers - 1][:tokens]
+        kernels(
+            kernels.grid(tokens, batch.layers),
+            slot.memory,
+            places,
+            rows,
+            batch.layer,
+            batch.layers,
+            # The kernel counts layers of the pool, the slot begins with the batch's first.
+            shift=-batch.layer * self._chunk,
+        )
+
+    def _pieces(
+        self, batch: Batch, slot: _Slot, pages: list[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Addresses in the slot and in the arena, and bytes, of each piece of a batch."""
+        chunk, layers = self._chunk, batch.layers
+        start = self._address + batch.layer * self._layer_stride
+        arena = [
+            start + page * self._page_stride
+            for page in pages[batch.page : batch.page + batch.pages]
+        ]
+        span = layers * chunk
+        ring = [slot.address + index * span for index in range(len(arena))]
+        if self._layer_stride == chunk or layers == 1:
+            return ring, arena, [span] * len(arena)
+        steps = range(layers)
+        ring = [at + step * chunk for at in ring for step in steps]
+        arena = [at + step * self._layer_stride for at in arena for step in steps]
+        return ring, arena, [chunk] * len(ring)
+
+    def _pages(self, host_indices: torch.Tensor) -> list[int] | None:
+        """The pages of a transfer that goes this way; None for one that does not."""
+        size, tokens = self._page_size, host_indices.numel()
+        if not host_indices.is_cpu or tokens % size or not tokens:
+            return None
+        if tokens * self.arena.layout.bytes_per_token < self._least_bytes:
+            return None
+        slots = host_indices.numpy().reshape(-1, size)
+        pages = slots[:, 0] // size
+        if not (slots == pages[:, None] * size + self._in_page).all():
+            return None
+        found: list[int] = pages.tolist()
+        return found
+
+    def _place(self, layers: int) -> torch.Tensor:
+        """The ring's slots for tokens of a batch of ``layers``: int64 ``[tokens that fit]``."""
+        size = self._page_size
+        device = self.device[0][0].device
+        tokens = torch.arange(self._slot_bytes // (layers * self._chunk) * size, device=device)
+        return tokens // size * (layers * size) + tokens % size
+
+    def _on_device(self, device_indices: torch.Tensor) -> torch.Tensor:
+        return self._fused.indices.send("dma device", device_indices)

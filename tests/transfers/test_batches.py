@@ -1,0 +1,43 @@
+"""Batches of the copy engine: every layer of every page once, in order, in pieces that fit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiqcache.transfers.batches import cut
+
+
+@given(
+    first=st.integers(0, 3),
+    layers=st.integers(1, 40),
+    pages=st.integers(1, 50),
+    chunk=st.integers(1, 10),
+    room=st.integers(1, 90),
+)
+def test_every_layer_of_every_page_is_moved_once(
+    first: int, layers: int, pages: int, chunk: int, room: int
+) -> None:
+    most = max(room, chunk)
+    batches = list(cut(range(first, first + layers), pages, chunk, most))
+    moved = [
+        (layer, page)
+        for batch in batches
+        for layer in range(batch.layer, batch.layer + batch.layers)
+        for page in range(batch.page, batch.page + batch.pages)
+    ]
+    assert sorted(moved) == [
+        (layer, page) for layer in range(first, first + layers) for page in range(pages)
+    ]
+    assert all(0 < batch.layers * batch.pages * chunk <= most for batch in batches)
+    # A layer is complete once the batches that begin with it or before have come.
+    starts = [batch.layer for batch in batches]
+    assert starts == sorted(starts)
+    # The first layer waits for no other, and nothing but one layer's work is left after the copies.
+    assert batches[0].layers == batches[-1].layers == 1
+
+
+def test_short_transfers_take_few_calls_and_long_ones_small_steps() -> None:
+    assert [batch.layers for batch in cut(range(36), 2, 1, 1000)] == [1, 2, 4, 8, 16, 4, 1]
+    assert [batch.layers for batch in cut(range(8), 32, 1, 70)] == [1, 2, 2, 2, 1]
+    assert [batch.pages for batch in cut(range(1), 100, 1, 70)] == [50, 50]
