@@ -33,19 +33,19 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 demo test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
-	$(BIN)/python -m loadtest.demo --codec $(CODEC)
+	$(BIN)/python -m bench.demo --codec $(CODEC)
 
 test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
 	$(BIN)/python -m pytest -m "not docker and not monitoring"
 
 # On a GPU: SGLANG_PYTHON=python3, the Python that SGLang serves with.
 quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)
-	$(or $(SGLANG_PYTHON),$(BIN)/python) -m loadtest.quality $(if $(MODEL),--model $(MODEL))
+	$(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.quality $(if $(MODEL),--model $(MODEL))
 
 bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 REPEATS=4 ARMS=... OUT=DIR), in SGLang's Python
 	$(if $(GRAFANA_TOKEN),-@$(MAKE) --no-print-directory $(GRAFANA_VENV)/.complete)
 	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
-	  $(PYTHON) -m loadtest.experiments.bench $(if $(PLAN),--plan)
+	  $(PYTHON) -m bench.tiers $(if $(PLAN),--plan)
 
 $(GRAFANA_VENV)/.complete: requirements/grafana.lock
 	$(PYTHON) -m venv $(GRAFANA_VENV)
@@ -94,7 +94,7 @@ lint: env ## Style, types, containers and generated files
 	  monitoring/grafana
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/python -m monitoring.dashboards --check
-	$(BIN)/python -m loadtest.experiments.readme --check
+	$(BIN)/python -m bench.readme --check
 
 clean: ## Remove the environment, caches and prepared models
 	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

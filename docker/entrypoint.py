@@ -31,7 +31,7 @@ from hiqcache.settings import Settings, SettingsError
 #: SGLang's own default (--hicache-ratio), for the memory check.
 DEFAULT_RATIO = 2.0
 
-#: What SGLang needs to run without a GPU; loadtest/servers.py says why.
+#: What SGLang needs to run without a GPU; bench/lab/servers.py says why.
 CPU_ARGS = (
     *("--device", "cpu", "--attention-backend", "torch_native"),
     *("--disable-overlap-schedule", "--sleep-on-idle"),

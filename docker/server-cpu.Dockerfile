@@ -15,9 +15,10 @@ RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes \
       -r /tmp/locks/cpu.lock -r /tmp/locks/cpu-nodeps.lock
 
 FROM dependencies AS model
-COPY loadtest/__init__.py loadtest/model.py /src/loadtest/
+COPY bench/__init__.py /src/bench/
+COPY bench/lab/__init__.py bench/lab/models.py /src/bench/lab/
 WORKDIR /src
-RUN /opt/venv/bin/python -m loadtest.model /opt/models/SmolLM2-135M-Instruct
+RUN /opt/venv/bin/python -m bench.lab.models /opt/models/SmolLM2-135M-Instruct
 
 FROM dependencies AS package
 COPY pyproject.toml README.md LICENSE /src/

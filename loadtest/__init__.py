@@ -1,1 +1,1 @@
-"""Load, experiments and the servers they run on. Not part of the installed package."""
+"""The load generator: Locust with workloads that share prefixes. Imports nothing beside it."""

@@ -2,7 +2,7 @@
 
     python -m monitoring.grafana_api RUNS.jsonl [--since SECONDS]
 
-marks each run of an experiment (loadtest.experiments.bench) that began after SECONDS of the epoch.
+marks each run of an experiment (bench.tiers) that began after SECONDS of the epoch.
 
 Uses grafana-client, the maintained successor of grafana-api, and only where GRAFANA_URL and
 GRAFANA_TOKEN (a service account's, role Editor) are set. Nothing here may stop a benchmark: every

@@ -18,8 +18,9 @@ from typing import Any
 import requests
 import yaml
 
-from loadtest.model import REPOSITORY, prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server, free_port
+from bench import REPOSITORY
+from bench.lab.models import prepare
+from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, free_port
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -19,7 +19,7 @@ class Launch(NamedTuple):
     stages: int = 1
 
 
-# Chosen on an H200 with 2,048 tokens of Qwen3-8B (loadtest/sweep_launches.py, whose figures are in
+# Chosen on an H200 with 2,048 tokens of Qwen3-8B (bench/launches.py, whose figures are in
 # results/h200/launches.md). A backup's writes wait for no answer: a kernel that encodes faster than
 # PCIe takes them fills the queues that the other multiprocessors' loads pass too, and a decode step
 # beside it can take twice as long. So a backup has what it takes to come near PCIe's speed and

@@ -2,8 +2,8 @@
 
 from loadtest.workloads.base import Conversation, Request, Workload, poisson
 from loadtest.workloads.chat import Chat
+from loadtest.workloads.mooncake import Trace, TraceError
 from loadtest.workloads.shared_prefix import SharedPrefix
-from loadtest.workloads.trace import Trace, TraceError
 
 WORKLOADS: tuple[type[Workload], ...] = (SharedPrefix, Chat, Trace)
 

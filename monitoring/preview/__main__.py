@@ -13,7 +13,7 @@ from pathlib import Path
 
 import requests
 
-from loadtest.servers import ServerError
+from bench.lab.servers import ServerError
 from monitoring.dashboards import dashboards
 from monitoring.preview.draw import PreviewError, QueryRange, bundle, collect, draw
 from monitoring.stack import StackError, query_range, stack

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from loadtest.servers import CPU_ARGS
+from bench.lab.servers import CPU_ARGS
 
 ENTRYPOINT = Path(__file__).parents[2] / "docker" / "entrypoint.py"
 QWEN3_8B = {

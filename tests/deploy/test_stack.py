@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 import requests
 
+from bench.lab.servers import free_port
 from hiqcache import __version__
-from loadtest.servers import free_port
 from tests.deploy import engine as docker_engine
 from tests.deploy import images
 from tests.deploy.engine import Engine, leftovers

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.model import prepare
-from loadtest.servers import CPU_ARGS, CPU_ENV, Server
+from bench.lab.models import prepare
+from bench.lab.servers import CPU_ARGS, CPU_ENV, Server
 
 #: L1 of the servers under test, in tokens.
 L1_TOKENS = 1024

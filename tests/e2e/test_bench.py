@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from bench.lab import environment
+from bench.lab.arms import arms_named
+from bench.lab.servers import serving
+from bench.tiers.measure import Bench, missing, run_all
+from bench.tiers.plan import CPU, experiment
+from bench.tiers.progress import Progress
+from bench.tiers.runs import RunLog
 from hiqcache.geometry import KVGeometry
-from loadtest.experiments import environment
-from loadtest.experiments.arms import arms_named
-from loadtest.experiments.measure import Bench, missing, run_all
-from loadtest.experiments.plan import CPU, experiment
-from loadtest.experiments.progress import Progress
-from loadtest.experiments.runs import RunLog
-from loadtest.servers import serving
 
 SMALL = replace(CPU, shares=(), prefixes=(256,), requests=24)
 

@@ -13,14 +13,16 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from bench.demo import Answer, passages
+from bench.lab.completions import Completion, client_of, complete
+from bench.lab.server_metrics import scrape
+from bench.lab.servers import Server
+from bench.lab.texts import tokens_of
+from bench.verify.prompts import TextPrompts
+from bench.verify.stages import Sizes, pressure
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
 from hiqcache.record import RecordLayout, kv_parts
-from loadtest.completions import Completion, client_of, complete
-from loadtest.demo import Answer, passages
-from loadtest.quality.texts import tokens_of
-from loadtest.servers import Server, scrape
-from loadtest.verify import Sizes, TextPrompts, pressure
 from tests.e2e.conftest import L1_TOKENS, MakeServer
 
 pytestmark = pytest.mark.e2e

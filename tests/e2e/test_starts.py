@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.servers import PORTS, ServerError, free_port
+from bench.lab.servers import PORTS, ServerError, free_port
 from tests.e2e.conftest import MakeServer
 
 pytestmark = pytest.mark.e2e
@@ -97,7 +97,7 @@ def test_without_its_name_the_cpu_platform_is_not_activated() -> None:
 
 
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loadtest.demo", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "bench.demo", "--out", str(tmp_path)]
     with subprocess.Popen(
         command,
         stderr=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.model import REPOSITORY
+from bench import REPOSITORY
 from monitoring.grafana_api import FOLDER, annotate, connect, main
 
 UIDS = sorted(file.stem for file in FOLDER.glob("*.json"))

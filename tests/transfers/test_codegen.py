@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.model import REPOSITORY
+from bench import REPOSITORY
 
 
 @pytest.fixture(scope="module")

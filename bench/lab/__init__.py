@@ -1,0 +1,1 @@
+"""What measurements share: servers, clients, arms, models, texts, tables. Imports none of them."""

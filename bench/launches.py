@@ -1,0 +1,308 @@
+"""Times the fused transfer over launch shapes, and what a GEMM and a decode step lose beside each.
+
+`python -m bench.launches` on a CUDA GPU with SGLang; where BACKUP, RESTORE and
+LAUNCH_TOKENS in hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, and 128 as
+ms_short. The first rows are copies of as many bf16 bytes by the GPU's copy engine, which takes no
+multiprocessor: what they cost a GEMM or a decode step is memory traffic alone. Then SGLang's own
+pool, page_first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from bench.lab import environment
+from bench.transfers.contenders import (
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    POOL_GB,
+    Contender,
+    DevicePool,
+    index_sets,
+)
+from bench.transfers.interference import compute_ms, decode_step, gemms, queued
+from bench.transfers.report import ms_lost
+from bench.transfers.timing import pcie_ceiling, timed
+from hiqcache.codecs import get_codec
+from hiqcache.record import Order, RecordLayout, kv_parts, tokens_in_gigabytes
+from hiqcache.transfers.base import Arena
+from hiqcache.transfers.fused import FusedTransfer
+from hiqcache.transfers.launch import BACKUP, LAUNCH_TOKENS, RESTORE, Launch
+
+Direction = Literal["backup", "restore"]
+
+TOKENS = 2048
+SHORT = 128
+ORDERS = ("sequential", "random")
+REPEATS = 12
+ROUNDS = 5
+
+
+class Tile(NamedTuple):
+    """What is compiled: a kernel of one codec, and of a launch all but its programs."""
+
+    codec: str
+    direction: Direction
+    elements: int
+    warps: int
+    stages: int = 1
+    order: Order = "page_first"
+
+
+class Sweep(NamedTuple):
+    """Launches that share a compiled kernel."""
+
+    tile: Tile
+    programs: tuple[int, ...]
+    #: Tokens times layers of a launch, at most; a backup is one launch.
+    launch_tokens: tuple[int, ...] = (LAUNCH_TOKENS,)
+
+
+SWEEPS = (
+    Sweep(Tile("int8", "backup", 8192, 4), (6, 8, 10)),
+    Sweep(Tile("int8", "backup", 8192, 8), (6, 8)),
+    Sweep(Tile("int8", "backup", 8192, 8, 3), (4, 5, 8)),
+    Sweep(Tile("int8", "backup", 8192, 4, 1, "layer_first"), (8, 10, 12)),
+    Sweep(Tile("int8", "backup", 8192, 8, 4, "layer_first"), (8, 10)),
+    Sweep(Tile("int8-rot", "backup", 8192, 4, 5), (6, 8, 10)),
+    Sweep(Tile("int8-rot", "backup", 8192, 8, 1, "layer_first"), (12, 16)),
+    Sweep(Tile("int8-rot", "backup", 8192, 4, 1, "layer_first"), (16, 20)),
+    Sweep(Tile("int8", "restore", 8192, 8, 5), (4, 5, 6, 8)),
+    Sweep(Tile("int8", "restore", 8192, 8, 5), (4, 5, 6), (2 * LAUNCH_TOKENS,)),
+    Sweep(Tile("int8", "restore", 8192, 8, 4), (6, 8)),
+    Sweep(Tile("int8", "restore", 8192, 8, 8), (5,)),
+    Sweep(Tile("int8", "restore", 8192, 4, 5), (6,)),
+    Sweep(Tile("int8-rot", "restore", 8192, 4, 5), (10, 12, 16)),
+)
+
+
+def transfer(
+    tile: Tile,
+    programs: int,
+    host: torch.Tensor,
+    k: list[torch.Tensor],
+    v: list[torch.Tensor],
+    launch_tokens: int = LAUNCH_TOKENS,
+) -> tuple[FusedTransfer, RecordLayout]:
+    """A transfer that launches ``tile`` in its direction, and its layout in ``host``.
+
+    Raises ValueError where the GPU has not the shared memory.
+    """
+    codec = get_codec(tile.codec)
+    layout = RecordLayout(LAYERS, 1, codec.row_formats(kv_parts(HEADS, HEAD_DIM)), order=tile.order)
+    slots = layout.pages_in(len(host))
+    arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
+    launch = Launch(tile.elements, programs, tile.warps, tile.stages)
+    chosen = {tile.direction: launch}
+    mover = FusedTransfer(codec, arena, (k, v), launch_tokens=launch_tokens, **chosen)
+    if mover.launches[tile.direction] != launch:
+        raise ValueError(f"this GPU has room for {mover.launches[tile.direction].stages} stages")
+    return mover, layout
+
+
+def compiled(tile: Tile) -> str | None:
+    """Puts ``tile``'s kernel into Triton's cache; what went wrong, if anything."""
+    try:
+        rows = torch.empty(2, LAYERS, 16, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+        host = torch.empty(1 << 22, dtype=torch.uint8, pin_memory=True)
+        transfer(tile, 1, host, list(rows[0]), list(rows[1]))
+    except Exception as error:  # Triton or the card refuses this shape
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compile_all() -> list[Tile]:
+    """The tiles whose kernels could be compiled, all at once on the host's cores."""
+    context = multiprocessing.get_context("spawn")
+    tiles = list(dict.fromkeys(sweep.tile for sweep in SWEEPS))
+    with ProcessPoolExecutor(min(len(tiles), os.cpu_count() or 1), mp_context=context) as pool:
+        faults = dict(zip(tiles, pool.map(compiled, tiles), strict=True))
+    for tile, fault in faults.items():
+        if fault:
+            print(f"{tile} is left out: {fault}", flush=True)
+    return [tile for tile, fault in faults.items() if not fault]
+
+
+class CopyEngine:
+    """A Mover of plain copies, of as many bf16 rows as there are indices, wherever those point."""
+
+    staging_bytes = 0
+
+    def __init__(self, host: torch.Tensor, pool: DevicePool) -> None:
+        self._host, self._pool = host, pool
+
+    def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        for layer in range(LAYERS):
+            for host, rows in self._pairs(layer, host_indices, device_indices):
+                host.copy_(rows, non_blocking=True)
+
+    def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
+        for host, rows in self._pairs(layer, host_indices, device_indices):
+            rows.copy_(host, non_blocking=True)
+
+    def _pairs(
+        self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = len(device_indices)
+        assert len(host_indices) == tokens
+        for side, buffers in enumerate((self._pool.k, self._pool.v)):
+            rows = buffers[layer][:tokens].view(torch.uint8).view(-1)
+            start = (2 * layer + side) * len(rows)
+            yield self._host[start : start + len(rows)], rows
+
+
+def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
+    """A row for the copy engine, SGLang's own pool and every launch shape, both directions."""
+    from bench.transfers.stock import StockTransfer
+
+    computes = {"gemm": gemms(), "decode_step": decode_step()}
+    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def beside(name: str, load: Callable[[], object]) -> float:
+        return statistics.median(compute_ms(computes[name], load, side)[0] for _ in range(ROUNDS))
+
+    def measured(contender: Contender, direction: Direction) -> dict[str, Any]:
+        sets = {slots: index_sets(TOKENS, slots, contender.slots) for slots in ORDERS}
+        times: dict[str, list[float]] = {slots: [] for slots in ORDERS}
+        for repeat in range(-1, REPEATS):
+            for slots, given in sets.items():
+                taken = timed(partial(contender.run, direction, given[repeat % len(given)]))
+                if repeat >= 0:
+                    times[slots].append(taken)
+        ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
+
+        few = index_sets(SHORT, "sequential", contender.slots)
+        short = [
+            timed(partial(contender.run, direction, few[repeat % len(few)]))
+            for repeat in range(REPEATS + 1)
+        ]
+        slowdowns = {}
+        for name in computes:
+            alone = beside(name, lambda: None)
+            load = queued(contender, direction, sets["sequential"][0], alone)
+            slowdowns[f"{name}_slowdown"] = round(beside(name, load) / alone, 3)
+        ms["ms_short"] = round(statistics.median(short[1:]), 3)
+        return ms | slowdowns
+
+    row_bytes = 2 * LAYERS * HEADS * HEAD_DIM * 2
+    slots = tokens_in_gigabytes(POOL_GB, row_bytes)
+    stock = StockTransfer(pool.k, pool.v, 1, "page_first", slots)
+    for contender in (
+        Contender("bf16", "copy engine", CopyEngine(host, pool), row_bytes, slots),
+        Contender("bf16", "stock", stock, row_bytes, slots, stock.backup_wants_cpu_slots),
+    ):
+        kind = {"codec": "bf16", "transfer": contender.transfer}
+        for direction in ("backup", "restore"):
+            yield kind | {"direction": direction} | measured(contender, direction)
+    stock.close()
+    tiles = compile_all()
+    for tile, grids, launch_tokens in (sweep for sweep in SWEEPS if sweep.tile in tiles):
+        for programs, most in itertools.product(grids, launch_tokens):
+            mover, layout = transfer(tile, programs, host, pool.k, pool.v, most)
+            contender = Contender(
+                tile.codec, "fused", mover, layout.bytes_per_token, layout.pages_in(len(host))
+            )
+            row = {"transfer": "fused", **tile._asdict()}
+            row |= {"programs": programs, "launch_tokens": most}
+            yield row | measured(contender, tile.direction)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result in Markdown, what the fused transfer launches in bold."""
+    link = result["pcie_gbps"]
+    lines = [
+        "# Launches",
+        "",
+        f"`{result['command']}` on one {result['card']}. {result['tokens']:,} tokens of Qwen3-8B's "
+        f"KV. PCIe ceiling, plain copies: {link['h2d']} GB/s to the device, {link['d2h']} GB/s to "
+        "the host. In bold, what the fused transfer launches. Medians; «lost» is what one transfer "
+        "costs a decode step beside it: the share of its time that it loses, times what the "
+        "transfer takes alone.",
+    ]
+    defaults = {("restore", codec, "page_first"): launch for codec, launch in RESTORE.items()}
+    defaults |= {("backup", codec, order): launch for (codec, order), launch in BACKUP.items()}
+    for direction in ("restore", "backup"):
+        lines += [
+            "",
+            f"## {direction.capitalize()}",
+            "",
+            "| codec | layout | tile | warps | stages | programs | layers a launch "
+            f"| ms, sequential slots | random | {SHORT} tokens | GEMM slowed | decode step slowed "
+            "| lost ms |",
+            "| --- " * 13 + "|",
+        ]
+        for row in result["rows"]:
+            if row["direction"] != direction:
+                continue
+            shape = [f"{row['codec']}, {row['transfer']}", *(["–"] * 6)]
+            is_default = False
+            if row["transfer"] == "fused":
+                launch = Launch(row["elements"], row["programs"], row["warps"], row["stages"])
+                layers = row["launch_tokens"] // result["tokens"] if direction == "restore" else "–"
+                shape = [row["codec"], row["order"], f"{launch.elements:,}", *map(str, launch[2:])]
+                shape += [str(launch.programs), str(layers)]
+                is_default = launch == defaults[direction, row["codec"], row["order"]]
+                is_default &= row["launch_tokens"] == LAUNCH_TOKENS
+            slowed = row["decode_step_slowdown"]
+            cells = [
+                *shape,
+                *(f"{row[f'ms_{kind}']:.2f}" for kind in (*ORDERS, "short")),
+                f"{row['gemm_slowdown']:.2f}",
+                f"{slowed:.2f}",
+                f"{ms_lost(slowed, row['ms_sequential']):.2f}",
+            ]
+            lines.append(f"| {' | '.join(f'**{c}**' if is_default else c for c in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    from bench.transfers.stock import host_memory
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=Path("results/h200/launches.json"))
+    parser.add_argument("--report-only", action="store_true", help="remake the table")
+    options = parser.parse_args()
+    report = options.out.with_suffix(".md")
+    if options.report_only:
+        report.write_text(table(json.loads(options.out.read_text())))
+        return
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA GPU; a table alone: --report-only")
+    host, pool = host_memory(POOL_GB * 10**9), DevicePool()
+    ceiling = pcie_ceiling(host)
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", "-m", "bench.launches", *sys.argv[1:]]),
+        "versions": environment.versions(),
+        "environment": environment.describe(),
+        "card": torch.cuda.get_device_name(),
+        "pcie_gbps": ceiling,
+        "tokens": TOKENS,
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for row in sweep(host, pool):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_text(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Arms against each other on real servers, `make bench`: what is started, measured and reported."""

@@ -1,0 +1,271 @@
+"""What each experiment runs: servers, workloads, how often, and about how long that takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from bench.lab.arms import Arm
+from hiqcache.geometry import KVGeometry
+from hiqcache.record import tokens_in_gigabytes
+from loadtest.workloads.base import TOKEN_IDS
+from loadtest.workloads.shared_prefix import DEALS, SharedPrefix
+
+EXPERIMENTS = ("a", "b", "sweep")
+
+#: Experiment B's working set over BF16's capacity: 32 groups of 2,048 tokens over 8 GB of
+#: Qwen3-8B's KV (54,254 tokens).
+OVERSUBSCRIPTION = 1.2
+
+#: Where BF16 overflows and int8 does not: the sweep compares prefix lengths there.
+SWEEP_LENGTHS_AT = 1.5
+
+
+#: A guess for one arm's warm-up: a dozen prompts and the compilation of kernels.
+WARM_UP_S = 12.0
+
+
+class Speed(NamedTuple):
+    """For a plan before anything is measured; a run's own pace replaces it."""
+
+    start_s: float
+    prefill_tokens_per_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes that fit a machine.
+
+    l2_gigabytes: ``--hicache-size``; None: ``l2_ratio`` times L1 in BF16's bytes.
+    prefix, suffix, output: tokens of a request; requests: of one measured run of the sweep (the
+        other experiments deal every group DEALS).
+    shares, prefixes: the sweep's working sets over BF16's capacity, and its prefix lengths.
+    """
+
+    l1_tokens: int
+    l2_gigabytes: int | None
+    l2_ratio: float
+    prefix: int
+    suffix: int
+    output: int
+    requests: int
+    concurrency: int
+    shares: tuple[float, ...]
+    prefixes: tuple[int, ...]
+    speed: Speed
+
+    def stock_tokens(self, geometry: KVGeometry) -> int:
+        """Tokens that BF16 holds in L2."""
+        if self.l2_gigabytes is not None:
+            return tokens_in_gigabytes(self.l2_gigabytes, geometry.stock_bytes_per_token)
+        return int(self.l1_tokens * self.l2_ratio) + 1
+
+
+#: An H200 with Qwen3-8B; the speeds are rough, from a prototype's runs there.
+GPU = Scale(
+    l1_tokens=16_384,
+    l2_gigabytes=8,
+    l2_ratio=0.0,
+    prefix=2048,
+    suffix=128,
+    output=64,
+    requests=128,
+    concurrency=8,
+    shares=(0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0),
+    prefixes=(512, 1024, 4096, 8192, 16_384),
+    speed=Speed(95, 22_000, 0.011),
+)
+#: Two cores with SmolLM2-135M.
+CPU = Scale(
+    l1_tokens=1024,
+    l2_gigabytes=None,
+    l2_ratio=3.0,
+    prefix=256,
+    suffix=16,
+    output=4,
+    requests=48,
+    concurrency=2,
+    shares=(0.5, 1.0, 1.5, 3.0),
+    prefixes=(128, 512),
+    speed=Speed(35, 450, 0.12),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One workload: ``requests`` requests over ``groups`` prefixes.
+
+    choice: how a request's prefix is chosen, as in SharedPrefix.
+    turn: how many requests an arm answers before the next arm has its turn, so that a host that is
+        slower for a second is so for all; None: all of a run's.
+    fill: have every prefix computed once before measuring, so that what is measured is the
+        returning traffic; otherwise a run measures its cold misses too.
+    """
+
+    name: str
+    groups: int
+    prefix: int
+    suffix: int
+    output: int
+    requests: int
+    concurrency: int
+    fill: bool
+    repeats: int
+    choice: Literal["uniform", "dealt"] = "uniform"
+    turn: int | None = None
+
+    def prompts(self, seed: int) -> tuple[list[list[int]], list[list[int]]]:
+        """The prompts of the fill and of the measured part, the same for the same seed."""
+        workload = SharedPrefix(
+            seed=seed,
+            groups=self.groups,
+            prefix_tokens=self.prefix,
+            suffix_tokens=self.suffix,
+            output_tokens=self.output,
+            choice=self.choice,
+        )
+        extra = workload.rng("fill")
+        fill = [
+            [*prefix, *extra.choices(TOKEN_IDS, k=self.suffix)]
+            for prefix in (workload.prefixes if self.fill else ())
+        ]
+        drawn = itertools.islice(workload.conversations(), self.requests)
+        measured = [list(next(each.turns).tokens or ()) for each in drawn]
+        return fill, measured
+
+    def seconds(self, speed: Speed, capacity: int) -> float:
+        """About how long one run takes on a server whose L2 holds ``capacity`` tokens."""
+        hits = min(1.0, capacity / (self.groups * self.prefix))
+        cold = self.groups * self.prefix
+        again = max(0, self.requests - (0 if self.fill else self.groups)) * self.prefix * (1 - hits)
+        suffixes = self.suffix * (self.requests + (self.groups if self.fill else 0))
+        prefill = (cold + again + suffixes) / speed.prefill_tokens_per_s
+        steps = self.requests * self.output / self.concurrency + self.groups * self.fill / 4
+        return prefill + steps * speed.decode_s + 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """``points`` on servers that are all up at once and take load one at a time."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    l1_tokens: int
+    same_tokens: bool
+    points: tuple[Point, ...]
+    scale: Scale
+
+    def server_args(self, arm: Arm, geometry: KVGeometry) -> tuple[str, ...]:
+        """The SGLang arguments that set the sizes of both tiers."""
+        return (
+            *("--max-total-tokens", str(self.l1_of(arm))),
+            *self._l2_args(geometry),
+            *arm.args,
+        )
+
+    def server_env(self, arm: Arm) -> dict[str, str]:
+        """The HIQCACHE_ variables of an arm in this experiment."""
+        sizing = {"HIQCACHE_SIZING": "tokens"} if self.same_tokens and arm.quantises else {}
+        return {**arm.env, **sizing}
+
+    def l1_of(self, arm: Arm) -> int:
+        """L1 in tokens: the same bytes for every arm, so more tokens where the GPU keeps FP8."""
+        return self.l1_tokens * 2 // arm.kv_item_bytes
+
+    def _l2_args(self, geometry: KVGeometry) -> tuple[str, str]:
+        if self.scale.l2_gigabytes is not None and not self.same_tokens:
+            return ("--hicache-size", str(self.scale.l2_gigabytes))
+        # The half keeps the product's whole part clear of rounding; SGLang adds one page.
+        tokens = self.scale.stock_tokens(geometry) - 1 + 0.5
+        return ("--hicache-ratio", repr(tokens / self.l1_tokens))
+
+    def capacity(self, arm: Arm, geometry: KVGeometry) -> int:
+        """Tokens that the arm's L2 must hold; a run on any other number is invalid."""
+        stock = self.scale.stock_tokens(geometry)
+        if self.same_tokens:
+            return stock
+        if self.scale.l2_gigabytes is not None:
+            return tokens_in_gigabytes(self.scale.l2_gigabytes, arm.bytes_per_token(geometry))
+        if not arm.quantises:
+            return stock * 2 // arm.kv_item_bytes
+        return stock * geometry.stock_bytes_per_token // arm.bytes_per_token(geometry)
+
+    def seconds(self, geometry: KVGeometry) -> float:
+        """About how long all of it takes, servers included."""
+        runs = sum(
+            point.repeats * point.seconds(self.scale.speed, self.capacity(arm, geometry))
+            for point in self.points
+            for arm in self.arms
+        )
+        return self.scale.speed.start_s + len(self.arms) * WARM_UP_S + runs
+
+
+def experiment(
+    name: str, arms: tuple[Arm, ...], scale: Scale, geometry: KVGeometry, repeats: int
+) -> Experiment:
+    """The experiment called ``name``.
+
+    a: the same tokens in every arm's L2; requests one at a time, so that hits are comparable.
+    b: the same bytes; a working set between BF16's capacity and int8's, from empty caches.
+    sweep: the same bytes; working sets from what fits everywhere to what fits nowhere, then prefix
+        lengths, after every prefix was computed once.
+    Raises ValueError for an unknown name.
+    """
+    capacity = scale.stock_tokens(geometry)
+    groups = math.ceil(OVERSUBSCRIPTION * capacity / scale.prefix)
+    base = Point(
+        "oversubscribed",
+        groups,
+        scale.prefix,
+        scale.suffix,
+        scale.output,
+        scale.requests,
+        scale.concurrency,
+        False,
+        repeats,
+    )
+    if name == "sweep":
+        longest = max(scale.prefixes) + scale.suffix + scale.output
+        l1_tokens = max(scale.l1_tokens, math.ceil(1.2 * longest / 1024) * 1024)
+        return Experiment(name, arms, l1_tokens, False, _sweep(base, capacity, scale), scale)
+    # Every group returns equally often; otherwise chance decides how much there is to hit.
+    base = replace(base, choice="dealt", requests=DEALS * groups)
+    if name == "a":
+        point = replace(base, output=1, concurrency=1, repeats=1)
+        return Experiment(name, arms, scale.l1_tokens, True, (point,), scale)
+    if name == "b":
+        return Experiment(name, arms, scale.l1_tokens, False, (base,), scale)
+    raise ValueError(f"there is no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
+
+
+def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
+    """Few output tokens: TTFT is what the sweep is about.
+
+    Where all fits, only many runs show that nothing is lost; elsewhere the gain is large, and half
+    as many do. All have the same length, so that those of a turn, as many as run at once, end
+    about together.
+    """
+    output = max(1, base.output // 8)
+
+    def at(name: str, share: float, prefix: int) -> Point:
+        # Whole groups that stay within the share, so that «fits» means fits.
+        groups = max(2, int(share * capacity / (prefix + 2 * base.suffix)))
+        requests = max(base.requests // 2, min(groups, base.requests))
+        return replace(
+            base,
+            name=name,
+            groups=groups,
+            prefix=prefix,
+            output=output,
+            requests=requests,
+            fill=True,
+            turn=base.concurrency,
+            repeats=base.repeats if share <= 1 else max(1, base.repeats // 2),
+        )
+
+    shares = [at(f"share {share:g}", share, base.prefix) for share in scale.shares]
+    lengths = [at(f"prefix {prefix}", SWEEP_LENGTHS_AT, prefix) for prefix in scale.prefixes]
+    return (*shares, *lengths)

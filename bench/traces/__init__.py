@@ -1,0 +1,1 @@
+"""Recorded traffic through both tiers: simulated exactly, and replayed on real servers."""

@@ -1,0 +1,47 @@
+"""The clock of transfers: time on a CUDA stream, and the ceiling that the link sets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+CEILING_BYTES = 1 << 30
+
+
+def timing_event() -> torch.cuda.Event:
+    """An event whose distance to another can be asked for."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Milliseconds of the current stream for ``work``."""
+    start, end = timing_event(), timing_event()
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median, p10 and p90 in milliseconds."""
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
+    return {
+        "ms_median": round(statistics.median(times), 4),
+        "ms_p10": round(tenths[0], 4),
+        "ms_p90": round(tenths[-1], 4),
+    }
+
+
+def pcie_ceiling(host: torch.Tensor) -> dict[str, float]:
+    """GB/s of plain copies between pinned ``host`` memory and the device, each way."""
+    pinned = host[:CEILING_BYTES]
+    device = torch.empty_like(pinned, device="cuda")
+    times = {
+        "h2d": [timed(lambda: device.copy_(pinned, non_blocking=True)) for _ in range(11)],
+        "d2h": [timed(lambda: pinned.copy_(device, non_blocking=True)) for _ in range(11)],
+    }
+    return {way: round(CEILING_BYTES / statistics.median(t) / 1e6, 2) for way, t in times.items()}

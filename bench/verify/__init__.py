@@ -1,0 +1,1 @@
+"""Do restored prefixes answer as if they had never left the GPU?"""

@@ -1,1 +1,0 @@
-"""The experiments behind `make bench`: what they start, measure, check and report."""

@@ -1,0 +1,127 @@
+"""The simulated tiers: by invariants, and request by request against a real SGLang server."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.lab.models import prepare
+from bench.lab.server_metrics import scrape
+from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
+from bench.traces.two_tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
+
+#: The real server's tiers, in tokens; SGLang adds a page to what the ratio gives.
+L1, RATIO = 512, 2.5
+L2 = int(L1 * RATIO) + 1
+
+prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=60)
+
+
+@given(prompts, st.integers(12, 40), st.integers(0, 80))
+def test_tiers_never_hold_more_than_they_can(
+    asked: list[list[int]], device: int, host: int
+) -> None:
+    cache = TwoTierCache(device, host)
+    for prompt in asked:
+        hit = cache.request(prompt)
+        assert hit.device + hit.host < len(prompt)
+        assert 0 <= cache.device_free <= device
+        assert 0 <= cache.host_free <= host
+
+
+@given(prompts)
+def test_with_room_for_everything_every_known_prefix_hits(asked: list[list[int]]) -> None:
+    cache = TwoTierCache(10_000, 10_000)
+    seen: list[list[int]] = []
+    for prompt in asked:
+        known = max((_common(prompt, earlier) for earlier in seen), default=0)
+        assert cache.request(prompt) == Hit(min(known, len(prompt) - 1), 0)
+        seen.append(prompt)
+
+
+def test_what_left_l1_is_restored_from_l2() -> None:
+    cache = TwoTierCache(device=10, host=100)
+    first, second = list(range(8)), list(range(100, 108))
+    assert cache.request(first) == (0, 0)
+    assert cache.request(second) == (0, 0)
+    assert cache.request(first) == (0, 7)
+
+
+def test_without_l2_it_is_gone() -> None:
+    cache = TwoTierCache(device=10, host=0)
+    first, second = list(range(8)), list(range(100, 108))
+    for prompt in (first, second, first):
+        assert cache.request(prompt) == (0, 0)
+
+
+def test_a_short_prefix_is_computed_rather_than_restored() -> None:
+    cache = TwoTierCache(device=10, host=100, restore_at_least=8)
+    for prompt in (list(range(8)), list(range(100, 108)), list(range(8))):
+        assert cache.request(prompt) == (0, 0)
+
+
+def test_a_prompt_larger_than_l1_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit L1"):
+        TwoTierCache(device=4, host=100).request([1, 2, 3, 4, 5])
+
+
+@pytest.mark.e2e
+def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
+    """Prompts of 24-token blocks that branch and return, ten times the capacity of L2."""
+    server = Server(
+        "simulated",
+        prepare(),
+        tmp_path / "server.log",
+        (
+            *CPU_ARGS,
+            *("--max-total-tokens", str(L1), "--hicache-ratio", str(RATIO)),
+            "--skip-server-warmup",
+        ),
+        {**CPU_ENV, "HIQCACHE_CODEC": "int8", "HIQCACHE_SIZING": "tokens"},
+    )
+    generator = random.Random(7)
+    block_tokens = [[generator.randrange(1000, 30000) for _ in range(24)] for _ in range(400)]
+    conversations: list[list[int]] = []
+    with serving(server):
+        cache = TwoTierCache(L1, L2, RESTORE_AT_LEAST)
+        hits, simulated = [], []
+        for _ in range(150):
+            if conversations and generator.random() < 0.7:
+                earlier = generator.choice(conversations[-14:])
+                blocks = earlier[: generator.randint(1, len(earlier))]
+            else:
+                blocks = []
+            blocks = [*blocks, *generator.sample(range(400), generator.randint(1, 4))][:16]
+            conversations.append(blocks)
+            prompt = [token for block in blocks for token in block_tokens[block]]
+            prompt = prompt[: len(prompt) - generator.randrange(24)]
+            simulated.append(cache.request(prompt))
+            hits.append(_ask(server, prompt))
+        assert scrape(server)["sglang:hicache_host_total_tokens"] == L2
+    assert sum(hit.host for hit in hits) > 1000, "the prompts must exercise L2"
+    assert hits == simulated
+
+
+def _ask(server: Server, prompt: list[int]) -> Hit:
+    answer = requests.post(
+        f"{server.url}/generate",
+        json={
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        },
+        timeout=120,
+    ).json()
+    details = answer["meta_info"]["cached_tokens_details"] or {"device": 0, "host": 0}
+    return Hit(details["device"], details["host"])
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )

@@ -1,0 +1,135 @@
+"""Arrows between the packages: they run one way, in no circle, and one package knows SGLang."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: What each part of the repository may import of the others; a part is the longest name that fits.
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "hiqcache": set(),
+    # The load image carries it alone.
+    "loadtest": set(),
+    "bench": set(),
+    "bench.lab": {"bench", "hiqcache", "loadtest"},
+    "bench.tiers": {"bench", "bench.lab", "hiqcache", "loadtest"},
+    "bench.traces": {"bench", "bench.lab", "bench.tiers", "hiqcache", "loadtest"},
+    "bench.transfers": {"bench", "bench.lab", "hiqcache"},
+    "bench.launches": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
+    "bench.metrics_overhead": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
+    "bench.quality": {"bench", "bench.lab", "hiqcache"},
+    "bench.verify": {"bench", "bench.lab", "hiqcache"},
+    "bench.demo": {"bench", "bench.lab", "hiqcache"},
+    "bench.clock": {"bench", "bench.lab", "loadtest"},
+    "bench.readme": {
+        *("bench", "bench.demo", "bench.quality", "bench.tiers", "bench.traces"),
+        *("bench.transfers", "bench.verify", "bench.lab", "hiqcache"),
+    },
+    "monitoring": {"bench", "bench.lab", "hiqcache"},
+    "docker": {"hiqcache"},
+}
+
+#: Where SGLang may be imported: one package, and the pool that benchmarks compare with.
+IMPORTS_SGLANG = ("hiqcache.sglang", "bench.transfers.stock")
+
+
+def imports(source: str, module: str, modules: set[str]) -> set[str]:
+    """Modules that ``source`` imports anywhere, late imports and those for types included.
+
+    A name imported from a package is the module of that name where there is one.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else node.module)
+    return found
+
+
+def repository() -> dict[str, set[str]]:
+    """Every module of the repository but the tests, and what it imports."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    paths = {
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ROOT / file
+        for file in files
+        if not file.startswith("tests/") and (ROOT / file).exists()
+    }
+    return {module: imports(path.read_text(), module, set(paths)) for module, path in paths.items()}
+
+
+def part(module: str) -> str:
+    """The part of the repository that ``module`` belongs to. Raises ValueError."""
+    fitting = [name for name in MAY_IMPORT if f"{module}.".startswith(f"{name}.")]
+    return max(fitting, key=len)
+
+
+def upward(graph: Mapping[str, set[str]]) -> Iterator[str]:
+    """Imports that MAY_IMPORT does not allow."""
+    for module, imported in graph.items():
+        for other in imported & graph.keys():
+            if part(other) not in MAY_IMPORT[part(module)] | {part(module)}:
+                yield f"{module} imports {other}"
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of a circle, the first again at the end; none where there is no circle."""
+    own = {module: imported & graph.keys() - {module} for module, imported in graph.items()}
+    try:
+        graphlib.TopologicalSorter(own).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return repository()
+
+
+def test_arrows_run_one_way(graph: dict[str, set[str]]) -> None:
+    assert list(upward(graph)) == []
+
+
+def test_there_is_no_circle(graph: dict[str, set[str]]) -> None:
+    assert circle(graph) == []
+
+
+def test_one_package_imports_sglang(graph: dict[str, set[str]]) -> None:
+    importing = {
+        module
+        for module, imported in graph.items()
+        if any(f"{name}.".startswith("sglang.") for name in imported)
+    }
+    assert importing
+    assert {each for each in importing if not each.startswith(IMPORTS_SGLANG)} == set()
+
+
+def test_every_module_is_read(graph: dict[str, set[str]]) -> None:
+    assert {part(module) for module in graph} == set(MAY_IMPORT)
+    assert "hiqcache.codecs.int8" in graph["hiqcache.codecs"], "late imports count"
+
+
+def test_what_is_forbidden_is_seen() -> None:
+    seen = {"hiqcache.cli": "def late():\n    from bench.lab import arms\n", "bench.lab.arms": ""}
+    graph = {name: imports(source, name, set(seen)) for name, source in seen.items()}
+    assert list(upward(graph)) == ["hiqcache.cli imports bench.lab.arms"]
+    graph["bench.lab.arms"] = {"hiqcache.cli"}
+    assert set(circle(graph)) == {"hiqcache.cli", "bench.lab.arms"}
