@@ -30,6 +30,28 @@ class CopyEngine(Protocol):
         """Enqueue copies between addresses once all of ``after`` has passed; their event."""
 
 
+#: CUDA's version as drivers and runtimes count it. 12.8 has the call in another form, untried.
+MIN_CUDA = 13000
+
+
+def missing_batches() -> str | None:
+    """What batched copies lack on this machine, and what to do; None where they are there."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        return (
+            f"NVIDIA's Python package cuda-bindings, which torch brings ({error}): install "
+            "cuda-bindings of CUDA 13."
+        )
+    _, driver = runtime.cudaDriverGetVersion()
+    if not hasattr(runtime, "cudaMemcpyBatchAsync") or driver < MIN_CUDA:
+        return (
+            f"batched copies, which CUDA has in this form from 13.0 on; the driver is of CUDA "
+            f"{driver // 1000}.{driver % 1000 // 10}: update the driver and cuda-bindings."
+        )
+    return None
+
+
 class CudaCopyEngine:
     """``cudaMemcpyBatchAsync``: one call for a batch, whose pieces take no multiprocessor.
 
@@ -37,19 +59,10 @@ class CudaCopyEngine:
     """
 
     def __init__(self, device: torch.device) -> None:
-        try:
-            from cuda.bindings import runtime
-        except ImportError as error:
-            raise ValueError(
-                f"transfer dma needs NVIDIA's Python package cuda-bindings ({error}), which torch "
-                "brings: install it, or use HIQCACHE_TRANSFER=fused."
-            ) from error
-        _, driver = runtime.cudaDriverGetVersion()
-        if not hasattr(runtime, "cudaMemcpyBatchAsync") or driver < MIN_DRIVER:
-            raise ValueError(
-                f"transfer dma needs batched copies, which CUDA has from 13.0 on; this driver is "
-                f"CUDA {driver // 1000}.{driver % 1000 // 10}: use HIQCACHE_TRANSFER=fused."
-            )
+        if missing := missing_batches():
+            raise ValueError(f"transfer dma needs {missing} Or use HIQCACHE_TRANSFER=fused.")
+        from cuda.bindings import runtime
+
         self._batch = runtime.cudaMemcpyBatchAsync
         self._success = runtime.cudaError_t.cudaSuccess
         attributes = runtime.cudaMemcpyAttributes()
@@ -88,7 +101,3 @@ class CudaCopyEngine:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(stream)
         return done
-
-
-#: CUDA's version as the driver counts it. 12.8 has the call with another signature, untried.
-MIN_DRIVER = 13000
