@@ -95,6 +95,7 @@ lint: env ## Style, types, containers and generated files
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/python -m monitoring.dashboards --check
 	$(BIN)/python -m bench.readme --check
+	$(BIN)/python -m docs.compatibility --check
 
 clean: ## Remove the environment, caches and prepared models
 	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,7 @@
     MODEL              model folder in the container (absolute), or a name on the hub. Needed.
     CODEC              bf16 (SGLang's own host pool), int8, … ; the same as HIQCACHE_CODEC
     HICACHE_GB         L2 of each rank in whole decimal GB; or
-    HICACHE_RATIO      L2 as a multiple of L1. Neither: SGLang's default ratio
+    HICACHE_RATIO      L2 as a multiple of L1. Neither: SGLang's default ratio, or what fits
     TP                 tensor-parallel ranks (1)
     MAX_TOTAL_TOKENS   tokens of L1; unset: what the GPU holds
     HOST, PORT         where to listen (0.0.0.0, 30000)
@@ -20,16 +20,15 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiqcache.doctor import HOST_RESERVE_BYTES, memory_left
-from hiqcache.geometry import GeometryError, HybridError, KVGeometry
+from hiqcache.compatibility import UnsupportedError
+from hiqcache.geometry import GeometryError
+from hiqcache.model import Model, read_model
+from hiqcache.plan import layout_for
 from hiqcache.settings import Settings, SettingsError
-
-#: SGLang's own default (--hicache-ratio), for the memory check.
-DEFAULT_RATIO = 2.0
 
 #: What SGLang needs to run without a GPU; bench/lab/servers.py says why.
 CPU_ARGS = (
@@ -43,7 +42,6 @@ OWNED = {
     "--model": "MODEL",
     "--host": "HOST",
     "--port": "PORT",
-    "--tp": "TP",
     "--tp-size": "TP",
     "--tensor-parallel-size": "TP",
     "--max-total-tokens": "MAX_TOTAL_TOKENS",
@@ -51,8 +49,15 @@ OWNED = {
     "--hicache-ratio": "HICACHE_RATIO",
 }
 
-#: Arguments whose values stay out of the log.
-SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+#: Arguments whose values stay out of the log: keys, and JSON that may hold some.
+SECRETS = (
+    *("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--watermark-config"),
+    *("--hicache-storage-backend-extra-config", "--model-loader-extra-config"),
+    *("--kv-events-config", "--modelexpress-config", "--unified-cache-external-linker-config"),
+)
+
+#: Arguments of SGLang that begin like one of those, and are another.
+NO_SECRETS = ("--hicache-storage-backend", "--model", "--ssl-keyfile")
 
 
 class ConfigurationError(ValueError):
@@ -113,9 +118,10 @@ class Configuration:
             ) from error
         for argument in extra:
             flag = argument.split("=", 1)[0]
-            if flag in OWNED:
+            if (long := _meant(flag, OWNED)) is not None:
+                short = "" if flag == long else f" (short for {long})"
                 raise ConfigurationError(
-                    f"SGLANG_ARGS holds {flag}, which {OWNED[flag]} sets: use {OWNED[flag]}."
+                    f"SGLANG_ARGS holds {flag}{short}, which {OWNED[long]} sets: use {OWNED[long]}."
                 )
         port = _whole(env, "PORT", 1) or 30000
         if port > 65535:
@@ -149,22 +155,53 @@ class Configuration:
     @property
     def ranks(self) -> int:
         """Tensor-parallel ranks of this host: SGLANG_ARGS may spread TP over several (--nnodes)."""
-        parser = argparse.ArgumentParser("SGLANG_ARGS", add_help=False, allow_abbrev=False)
-        parser.add_argument("--nnodes", type=int, default=1)
-        nodes = parser.parse_known_args(self.extra)[0].nnodes
-        return max(1, self.tp // max(1, nodes))
+        return max(1, self.tp // max(1, self._extra("--nnodes") or 1))
 
-    def host_gigabytes(self, geometry: KVGeometry | None) -> float | None:
-        """Decimal GB of one rank's L2; None where the model or the GPU's free memory will tell.
+    @property
+    def page_size(self) -> int:
+        """Tokens per page, as SGLANG_ARGS asks for; SGLang's own default is 1."""
+        return self._extra("--page-size") or 1
 
-        HIQCACHE_SIZING=tokens takes less; what it takes at most is what must fit.
+    def _extra(self, flag: str) -> int | None:
+        """A whole number of SGLANG_ARGS; SGLang takes abbreviated flags, and so does this."""
+        parser = argparse.ArgumentParser("SGLANG_ARGS", add_help=False)
+        parser.add_argument(flag, type=int, dest="value")
+        value: int | None = parser.parse_known_args(self.extra)[0].value
+        return value
+
+    def host_gigabytes(self, model: Model | None, settings: Settings) -> float | None:
+        """Decimal GB of one rank's L2; None where only the load will tell.
+
+        With neither a size nor a ratio SGLang makes L2 as small as the memory needs.
         """
         if self.gigabytes is not None:
             return float(self.gigabytes)
-        if geometry is None or self.max_total_tokens is None:
+        if None in (model, self.max_total_tokens, self.ratio) or len(model.pools) != 1:
             return None
-        tokens = self.max_total_tokens * (self.ratio or DEFAULT_RATIO)
-        return tokens * geometry.stock_bytes_per_token / 1e9
+        tokens, geometry = self.max_total_tokens * self.ratio, model.geometry
+        bytes_per_token = geometry.stock_bytes_per_token
+        if settings.quantises and settings.sizing == "tokens":
+            padded = settings.transfer == "mover"
+            bytes_per_token = layout_for(
+                geometry, settings.codec, self.page_size, "padded" if padded else "packed"
+            ).bytes_per_token
+        return tokens * bytes_per_token / 1e9
+
+    @property
+    def memory_variables(self) -> str:
+        """The variables that are set and size L2, as words."""
+        if self.gigabytes is not None:
+            return "HICACHE_GB"
+        return "HICACHE_RATIO or MAX_TOTAL_TOKENS"
+
+
+def _meant(flag: str, options: Iterable[str]) -> str | None:
+    """The option that argparse, which takes any unambiguous beginning, may take ``flag`` for."""
+    if flag in options:
+        return flag
+    if len(flag) < 3 or not flag.startswith("--"):
+        return None
+    return next((option for option in options if option.startswith(flag)), None)
 
 
 def _whole(env: Mapping[str, str], name: str, least: int) -> int | None:
@@ -189,23 +226,29 @@ def _ratio(env: Mapping[str, str]) -> float | None:
     return value
 
 
-def geometry_of(configuration: Configuration, quantises: bool) -> KVGeometry | None:
-    """The geometry of the model's folder; None where it is known only after the load.
+def model_of(configuration: Configuration, settings: Settings) -> Model | None:
+    """What SGLang makes of the model's folder; None where it is known only after the load.
 
-    Raises GeometryError for a model folder that a quantised pool does not serve.
+    Raises GeometryError or UnsupportedError for a folder that a quantised pool does not serve.
     """
     if not Path(configuration.model).is_dir():
         return None
     try:
-        return KVGeometry.from_path(configuration.model, configuration.tp)
-    except HybridError as error:
-        if quantises:  # the pool decides when it is built
-            print(f"hiqcache container: warning: {error}", file=sys.stderr, flush=True)
-        return None
+        model = read_model(configuration.model, configuration.tp)
     except GeometryError:
-        if quantises:
+        if settings.quantises:
             raise
         return None  # SGLang's own pool serves models that a plan does not describe
+    if settings.quantises:
+        model.family.require(f"{configuration.model} ({model.family.name})")
+        try:
+            for pool in model.pools:
+                layout_for(pool.geometry, settings.codec)
+        except ValueError as error:
+            raise ConfigurationError(f"{configuration.model}: {error}") from error
+    for note in model.notes:
+        print(f"hiqcache container: note: {note}", file=sys.stderr, flush=True)
+    return model
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
@@ -223,18 +266,22 @@ def check_gpus(ranks: int, gpus: int) -> None:
         )
 
 
-def check_memory(gigabytes: float, ranks: int) -> None:
+def check_memory(gigabytes: float, ranks: int, variables: str) -> None:
     """Raise ConfigurationError where SGLang would, once the model is loaded: for want of memory.
 
     It builds no pool that leaves less than its reserve of the machine's or the cgroup's memory.
+    ``variables`` names what to lower.
     """
-    pool, (left, source) = gigabytes * 1e9 * ranks, memory_left()
-    if pool + HOST_RESERVE_BYTES > left:
+    # Here, not above: it loads SGLang.
+    from hiqcache.sglang.host_memory import memory_left, reserve_bytes
+
+    pool, (left, source), reserve = gigabytes * 1e9 * ranks, memory_left(), reserve_bytes()
+    if pool + reserve > left:
         raise ConfigurationError(
-            f"L2 takes {pool / 1e9:.2f} GB, SGLang keeps {HOST_RESERVE_BYTES / 1e9:.2f} GB free, "
-            f"and {left / 1e9:.2f} GB are left ({source}): lower HICACHE_GB (or HICACHE_RATIO, "
-            "MAX_TOTAL_TOKENS), or raise the container's limit (Compose: GPU_SERVER_MEMORY, on a "
-            "CPU CPU_SERVER_MEMORY; docker run: --memory)."
+            f"L2 takes {pool / 1e9:.2f} GB, SGLang keeps {reserve / 1e9:.2f} GB free, "
+            f"and {left / 1e9:.2f} GB are left ({source}): lower {variables}, or raise the "
+            "container's limit (Compose: GPU_SERVER_MEMORY, on a CPU CPU_SERVER_MEMORY; "
+            "docker run: --memory)."
         )
 
 
@@ -243,13 +290,17 @@ def masked(arguments: Sequence[str]) -> str:
     shown: list[str] = []
     for argument in arguments:
         flag, equals, _ = argument.partition("=")
-        if shown and shown[-1] in SECRETS:
+        if shown and _secret(shown[-1]):
             shown.append("***")
-        elif equals and flag in SECRETS:
+        elif equals and _secret(flag):
             shown.append(f"{flag}=***")
         else:
             shown.append(argument)
     return shlex.join(shown)
+
+
+def _secret(flag: str) -> bool:
+    return flag not in NO_SECRETS and _meant(flag, SECRETS) is not None
 
 
 def main(argv: list[str]) -> None:
@@ -264,22 +315,22 @@ def main(argv: list[str]) -> None:
         if configuration.codec:
             os.environ["HIQCACHE_CODEC"] = configuration.codec
         settings = Settings.from_env()
-        geometry = geometry_of(configuration, settings.quantises)
-        gigabytes = configuration.host_gigabytes(geometry)
-        planned = geometry is not None and gigabytes is not None
+        model = model_of(configuration, settings)
+        gigabytes = configuration.host_gigabytes(model, settings)
+        planned = model is not None and gigabytes is not None
         if not configuration.cpu:
             check_gpus(configuration.ranks, visible_gpus())
         # The doctor looks at the memory of a planned pool itself.
         if gigabytes is not None and not (argv and planned):
-            check_memory(gigabytes, configuration.ranks)
-    except (ConfigurationError, SettingsError, GeometryError) as error:
+            check_memory(gigabytes, configuration.ranks, configuration.memory_variables)
+    except (ConfigurationError, SettingsError, GeometryError, UnsupportedError) as error:
         print(f"hiqcache container: {error}", file=sys.stderr)
         sys.exit(2)
     if argv:
         command = ["-m", "hiqcache.cli", "doctor"]
         if planned:
             command += ["--model", configuration.model, "--tp", str(configuration.tp)]
-            command += ["--host-gb", str(gigabytes)]
+            command += ["--host-gb", str(gigabytes), "--page-size", str(configuration.page_size)]
     else:
         command = ["-m", "sglang.launch_server", *configuration.arguments()]
         print(f"hiqcache container: {settings}; {masked(command)}", flush=True)

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from hiqcache import __version__, exporter
-from hiqcache.geometry import GeometryError, KVGeometry
-from hiqcache.plan import as_json, as_table, plan
+from hiqcache.geometry import GeometryError
+from hiqcache.model import read_model
+from hiqcache.plan import PAGE_SIZE, as_json, as_table, plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,22 +59,36 @@ def _add_pool(parser: argparse.ArgumentParser, required: bool) -> None:
         metavar="GB",
     )
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
-    parser.add_argument("--page-size", type=int, default=1, help="tokens a page (default 1)")
+    parser.add_argument(
+        "--page-size",
+        type=int,
+        default=PAGE_SIZE,
+        help=f"tokens per page (default {PAGE_SIZE}, which SGLang recommends for HiCache on a GPU)",
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    geometry = KVGeometry.from_path(arguments.model, arguments.tp)
-    rows = plan(geometry, arguments.host_gb, arguments.page_size)
+    model = read_model(arguments.model, arguments.tp)
+    if not model.pools:
+        what = f"{arguments.model}: {model.family.name}: {model.family.refused}"
+        raise GeometryError(" ".join([what, *model.notes]))
+    rows = plan(model, arguments.host_gb, arguments.page_size)
     if arguments.json:
-        document = as_json(geometry, rows, arguments.host_gb, arguments.page_size)
+        document = as_json(model, rows, arguments.host_gb, arguments.page_size)
         print(json.dumps(document, indent=2))
-    else:
-        print(
-            f"{arguments.model}: {geometry.layers} layers, {geometry.heads} KV heads of "
-            f"{geometry.head_dim} on each of {arguments.tp} rank(s), {geometry.dtype}; "
-            f"{arguments.host_gb:g} GB a rank, pages of {arguments.page_size}\n"
-        )
-        print(as_table(rows))
+        return 0
+    print(f"{arguments.model}: {model.family.name}")
+    for pool in model.pools:
+        print(f"pool {pool.label}: {pool.geometry}, on each of {arguments.tp} rank(s)")
+    print(
+        f"{arguments.host_gb:g} GB per rank, pages of {arguments.page_size} (--page-size; SGLang "
+        f"recommends {PAGE_SIZE} on a GPU)"
+    )
+    if len(model.pools) > 1 or model.state_share:
+        print("SGLang shares the bytes among its pools as the GPU's memory is shared.")
+    for note in model.notes:
+        print(f"note: {note}")
+    print(f"\n{as_table(rows)}")
     return 0
 
 
@@ -85,8 +100,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         raise ValueError("--model and --host-gb go together: they describe the planned pool.")
     pool = None
     if arguments.model is not None:
-        geometry = KVGeometry.from_path(arguments.model, arguments.tp)
-        pool = Pool(geometry, arguments.host_gb, arguments.tp, arguments.page_size)
+        model = read_model(arguments.model, arguments.tp)
+        pool = Pool(model, arguments.host_gb, arguments.tp, arguments.page_size)
     problems = report(pool)
     if problems:
         print(f"\n{problems} problem(s).", file=sys.stderr)

@@ -7,17 +7,12 @@ import resource
 import sys
 from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import NamedTuple
 
-from hiqcache.geometry import KVGeometry
-from hiqcache.plan import layout_for
+from hiqcache.model import Model
+from hiqcache.plan import plan
 from hiqcache.settings import STOCK, Settings, SettingsError
 from hiqcache.sglang import SUPPORTED_SGLANG
-
-#: SGLang leaves this much host memory free when it sizes pools
-#: (HICACHE_HOST_MEMORY_RESERVE_BYTES of mem_cache/pool_host/base.py).
-HOST_RESERVE_BYTES = 10 * 1024**3
 
 
 class Check(NamedTuple):
@@ -31,7 +26,7 @@ class Check(NamedTuple):
 class Pool(NamedTuple):
     """A planned pool: bytes that all ranks of this host pin together."""
 
-    geometry: KVGeometry
+    model: Model
     host_gb: float
     ranks: int
     page_size: int
@@ -49,7 +44,8 @@ def diagnose(pool: Pool | None) -> Iterator[Check]:
     yield from _plugins()
     yield from _device(settings)
     if pool is not None:
-        yield _record(settings, pool)
+        yield _model(settings, pool)
+        yield from _codec(settings, pool)
         yield _memlock(pool)
         yield _memory(pool)
 
@@ -104,7 +100,9 @@ def _settings() -> Generator[Check, None, Settings]:
 
 def _plugins() -> Iterator[Check]:
     seen = {point.name for point in entry_points(group="sglang.srt.plugins")}
-    allowed = [name for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
+    # As SGLang's loader takes it: unset or empty is no list; a list of blanks allows nothing.
+    given = os.environ.get("SGLANG_PLUGINS", "")
+    allowed = [name.strip() for name in given.split(",") if name.strip()]
     platform = os.environ.get("SGLANG_PLATFORM", "")
     if "hiqcache" not in seen:
         text = (
@@ -112,8 +110,8 @@ def _plugins() -> Iterator[Check]:
             "of its repository, or docker/plugin.Dockerfile)."
         )
         yield Check(False, "plug-in", text)
-    elif allowed and "hiqcache" not in map(str.strip, allowed):
-        text = f"SGLANG_PLUGINS={','.join(allowed)} leaves HiQCache out: add hiqcache to it."
+    elif given and "hiqcache" not in allowed:
+        text = f"SGLANG_PLUGINS={given!r} leaves HiQCache out: add hiqcache to it, or unset it."
         yield Check(False, "plug-in", text)
     elif platform not in ("", "hiqcache_cpu"):
         # SGLang then skips every distribution that offers another platform, as this one does.
@@ -146,25 +144,35 @@ def _device(settings: Settings) -> Iterator[Check]:
         yield Check(True, "GPU", "none; SGLANG_PLATFORM=hiqcache_cpu serves on the CPU")
 
 
-def _record(settings: Settings, pool: Pool) -> Check:
-    from hiqcache.plan import plan
+def _model(settings: Settings, pool: Pool) -> Check:
+    model = pool.model
+    refused = model.family.refused if settings.quantises else ""
+    text = [f"{model.family.name}, read from {model.source}"]
+    if refused:
+        return Check(False, "model", model.family.message(text[0]))
+    return Check(True, "model", ". ".join([*text, *model.notes]))
 
+
+def _codec(settings: Settings, pool: Pool) -> Iterator[Check]:
     if settings.codec == STOCK:
-        return Check(True, "codec", "bf16, every model that SGLang serves")
-    try:
-        padded = settings.transfer == "mover"
-        layout = layout_for(
-            pool.geometry, settings.codec, pool.page_size, "padded" if padded else "packed"
-        )
-    except ValueError as error:
-        return Check(False, "codec", str(error))
-    stock = plan(pool.geometry, pool.host_gb, pool.page_size)[0].bytes_per_token
-    return Check(
-        True,
-        "codec",
-        f"{settings.codec}: {layout.bytes_per_token:,} B a token where SGLang's own rows take "
-        f"{stock:,} B",
-    )
+        yield Check(True, "codec", "bf16, every model that SGLang serves")
+        return
+    if pool.model.family.refused:
+        return  # said above
+    transfer = "mover" if settings.transfer == "mover" else "fused"
+    rows = plan(pool.model, pool.host_gb, pool.page_size)
+    stock = {row.pool: row.bytes_per_token for row in rows if row.codec == STOCK}
+    for row in rows:
+        if (row.codec, row.transfer) != (settings.codec, transfer):
+            continue
+        if row.refused:
+            yield Check(False, "codec", f"{row.refused} Pool: {row.pool}.")
+        else:
+            text = (
+                f"{settings.codec}, pool {row.pool}: {row.bytes_per_token:,} B per token where "
+                f"SGLang's own rows take {stock[row.pool]:,} B"
+            )
+            yield Check(True, "codec", text)
 
 
 def _memlock(pool: Pool) -> Check:
@@ -183,48 +191,23 @@ def _memlock(pool: Pool) -> Check:
 
 
 def _memory(pool: Pool) -> Check:
-    need = pool.total_bytes + HOST_RESERVE_BYTES
-    available, source = memory_left()
+    try:
+        from hiqcache.sglang.host_memory import memory_left, reserve_bytes
+
+        (available, source), reserve = memory_left(), reserve_bytes()
+    except ImportError as error:
+        text = f"not checked: SGLang, whose reading decides, cannot be loaded ({error})"
+        return Check(False, "memory", f"{text}. Install it in this Python.")
+    need = pool.total_bytes + reserve
     if available >= need:
         return Check(True, "memory", f"{_gb(available)} left ({source}), {_gb(need)} wanted")
     return Check(
         False,
         "memory",
         f"{_gb(available)} left ({source}); the pool's {_gb(pool.total_bytes)} and the "
-        f"{_gb(HOST_RESERVE_BYTES)} that SGLang keeps free make {_gb(need)}: take a smaller "
+        f"{_gb(reserve)} that SGLang keeps free make {_gb(need)}: take a smaller "
         "--hicache-size, or raise the limit.",
     )
-
-
-def memory_left(root: Path = Path("/")) -> tuple[int, str]:
-    """Bytes of host memory still to be had, and what limits them: the machine or a cgroup."""
-    meminfo = (root / "proc/meminfo").read_text()
-    available = next(
-        int(line.split()[1]) * 1024
-        for line in meminfo.splitlines()
-        if line.startswith("MemAvailable:")
-    )
-    least = (available, "of the machine's memory")
-    for limit, group in (
-        ("memory.max", root / "sys/fs/cgroup"),
-        ("memory.high", root / "sys/fs/cgroup"),
-        ("memory.limit_in_bytes", root / "sys/fs/cgroup/memory"),
-    ):
-        usage = "memory.usage_in_bytes" if limit == "memory.limit_in_bytes" else "memory.current"
-        try:
-            text = (group / limit).read_text().strip()
-            left = int(text) - int((group / usage).read_text()) + _file_cache(group)
-        except (OSError, ValueError):
-            continue  # no such cgroup file, or "max"
-        if left < least[0]:
-            least = (left, f"under {group / limit} = {_gb(int(text))}")
-    return least
-
-
-def _file_cache(group: Path) -> int:
-    """Bytes of file cache that the kernel would give back, which a cgroup counts as used."""
-    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return sum(int(stat.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _gb(value: int) -> str:

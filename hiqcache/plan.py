@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
+from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
-from hiqcache.record import Format, RecordLayout, kv_parts, tokens_in_gigabytes
+from hiqcache.model import HostPool, Model
+from hiqcache.record import Format, RecordLayout, tokens_in_gigabytes
 from hiqcache.settings import STOCK
+
+#: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
+#: HiCache on a GPU. SGLang's own default (--page-size) is 1.
+PAGE_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a plan. ``refused`` says why a codec does not serve the model."""
 
+    pool: str
     codec: str
     transfer: str
     bytes_per_token: int
@@ -26,13 +34,36 @@ class Row:
 def layout_for(
     geometry: KVGeometry, codec: str, page_size: int = 1, record_format: Format = "packed"
 ) -> RecordLayout:
-    """The record layout of ``codec``. Raises ValueError where it does not serve the head_dim."""
-    rows = row_formats(codec, kv_parts(geometry.heads, geometry.head_dim))
+    """The record layout of ``codec``. Raises ValueError where it does not serve a width."""
+    rows = row_formats(codec, geometry.parts)
     return RecordLayout(geometry.layers, page_size, rows, format=record_format)
 
 
-def plan(geometry: KVGeometry, host_gb: float, page_size: int = 1) -> list[Row]:
-    """Capacities of one rank's pool of ``host_gb`` decimal GB, as SGLang sizes it.
+def factor_of(family: Family, codec: str = "int8", page_size: int = PAGE_SIZE) -> float | None:
+    """How many times the tokens of its example ``family`` would hold in the same bytes.
+
+    Rows that stay SGLang's own count on both sides. None where the family has no example.
+    """
+    example = family.example
+    if example is None:
+        return None
+    stock = sum(rows.stock_bytes_per_token for rows in example.pools)
+    ours = sum(layout_for(rows, codec, page_size).bytes_per_token for rows in example.pools)
+    return (stock + example.kept_bytes) / (ours + example.kept_bytes)
+
+
+def gigabytes_of(model: Model, host_gb: float) -> list[float]:
+    """What SGLang gives each pool of ``model`` of ``--hicache-size``: by bytes on the device.
+
+    SGLang 0.5.23's _split_hicache_size (hybrid_pool_assembler.py). Recurrent state takes its
+    share first.
+    """
+    device = [pool.token_share * pool.geometry.stock_bytes_per_token for pool in model.pools]
+    return [host_gb * size / (sum(device) * (1 + model.state_share)) for size in device]
+
+
+def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
+    """Capacities of one rank's pools, ``host_gb`` decimal GB together, as SGLang sizes them.
 
     Raises ValueError for a size or page size that is not positive.
     """
@@ -40,26 +71,44 @@ def plan(geometry: KVGeometry, host_gb: float, page_size: int = 1) -> list[Row]:
         raise ValueError(f"the pool's size must be positive, not {host_gb:g} GB.")
     if page_size < 1:
         raise ValueError(f"the page size must be at least 1, not {page_size}.")
-    stock = geometry.stock_bytes_per_token
-    stock_tokens = tokens_in_gigabytes(host_gb, stock, page_size)
-    rows = [Row(STOCK, "stock", stock, stock_tokens, 1.0)]
-    ways: list[tuple[str, str, Format]] = [(name, "fused", "packed") for name in CODEC_NAMES]
-    for codec, transfer, record_format in [*ways, ("int8", "mover", "padded")]:
-        try:
-            layout = layout_for(geometry, codec, page_size, record_format)
-        except ValueError as error:
-            rows.append(Row(codec, transfer, 0, 0, 0.0, str(error)))
-            continue
-        tokens = tokens_in_gigabytes(host_gb, layout.bytes_per_token, page_size)
-        rows.append(Row(codec, transfer, layout.bytes_per_token, tokens, tokens / stock_tokens))
+    rows: list[Row] = []
+    for pool, gigabytes in zip(model.pools, gigabytes_of(model, host_gb), strict=True):
+        rows += _rows_of(pool, model.family, gigabytes, page_size)
     return rows
 
 
-def as_table(rows: list[Row]) -> str:
-    """``rows`` as text, a line each under a header."""
-    lines = [f"{'codec':<10}{'transfer':<10}{'B per token':>12}{'tokens':>14}{'gain':>8}"]
+def _rows_of(pool: HostPool, family: Family, gigabytes: float, page_size: int) -> list[Row]:
+    geometry, label = pool.geometry, pool.label
+    stock = geometry.stock_bytes_per_token
+    stock_tokens = tokens_in_gigabytes(gigabytes, stock, page_size)
+    rows = [Row(label, STOCK, "stock", stock, stock_tokens, 1.0)]
+    ways: list[tuple[str, str, Format]] = [(name, "fused", "packed") for name in CODEC_NAMES]
+    for codec, transfer, record_format in [*ways, ("int8", "mover", "padded")]:
+        if family.refused:
+            rows.append(Row(label, codec, transfer, 0, 0, 0.0, family.refused))
+            continue
+        try:
+            layout = layout_for(geometry, codec, page_size, record_format)
+        except ValueError as error:
+            rows.append(Row(label, codec, transfer, 0, 0, 0.0, str(error)))
+            continue
+        tokens = tokens_in_gigabytes(gigabytes, layout.bytes_per_token, page_size)
+        gain = tokens / stock_tokens
+        rows.append(Row(label, codec, transfer, layout.bytes_per_token, tokens, gain))
+    return rows
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """``rows`` as text, a line each under a header; the pool's name where there are several."""
+    several = len({row.pool for row in rows}) > 1
+
+    def line(pool: str, codec: str, transfer: str) -> str:
+        return f"{pool:<6}{codec:<10}{transfer:<10}" if several else f"{codec:<10}{transfer:<10}"
+
+    head = line("pool", "codec", "transfer")
+    lines = [f"{head}{'B per token':>12}{'tokens':>14}{'gain':>8}"]
     for row in rows:
-        head = f"{row.codec:<10}{row.transfer:<10}"
+        head = line(row.pool, row.codec, row.transfer)
         if row.refused:
             lines.append(f"{head}not served: {row.refused}")
         else:
@@ -67,10 +116,24 @@ def as_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(geometry: KVGeometry, rows: list[Row], host_gb: float, page_size: int) -> object:
+def as_json(model: Model, rows: Sequence[Row], host_gb: float, page_size: int) -> object:
     """``rows`` and what they were planned for, ready for json.dumps."""
     return {
-        "geometry": asdict(geometry),
+        "model": str(model.path),
+        "family": model.family.key,
+        "refused": model.family.refused,
+        "source": model.source,
+        "notes": list(model.notes),
+        "pools": [
+            {
+                "label": pool.label,
+                "gigabytes": gigabytes,
+                "layers": pool.geometry.layers,
+                "parts": [part._asdict() for part in pool.geometry.parts],
+                "dtype": pool.geometry.dtype,
+            }
+            for pool, gigabytes in zip(model.pools, gigabytes_of(model, host_gb), strict=True)
+        ],
         "host_gb": host_gb,
         "page_size": page_size,
         "rows": [asdict(row) for row in rows],

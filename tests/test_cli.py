@@ -7,25 +7,29 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hiqcache.cli import main
-from hiqcache.doctor import memory_left
-
-CONFIG = {
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "torch_dtype": "bfloat16",
-}
+from hiqcache.compatibility import FAMILIES
+from hiqcache.sglang.host_memory import memory_left, reserve_bytes
+from tests.model_folders import (
+    DEEPSEEK_V3,
+    GEMMA3_4B,
+    GPT_OSS_20B,
+    MAMBA2,
+    QWEN3_8B,
+    QWEN3_NEXT,
+    without,
+    write,
+)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path
+    return write(tmp_path, QWEN3_8B)
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +43,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_plan_prints_the_published_capacities(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "--model", str(model), "--host-gb", "8"]) == 0
+    assert main(["plan", "--model", str(model), "--host-gb", "8", "--page-size", "1"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["bf16", "stock", "147,456", "54,254", "1.000x"] in lines
     assert ["int8", "fused", "74,880", "106,838", "1.969x"] in lines
@@ -47,20 +51,87 @@ def test_plan_prints_the_published_capacities(
     assert ["int8", "mover", "82,944", "96,451", "1.778x"] in lines
 
 
+def test_pages_are_those_that_sglang_recommends(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", str(model), "--host-gb", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "pages of 64 (--page-size; SGLang recommends 64 on a GPU)" in printed
+    assert "54,272" in printed  # whole pages, and one more: 848 of 64
+
+
 def test_plan_json_for_two_ranks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--model", str(model), "--host-gb", "8", "--tp", "2", "--json"]
     assert main(arguments) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["geometry"]["heads"] == 4
-    assert [row["bytes_per_token"] for row in document["rows"]][:2] == [73_728, 37_504]
+    assert document["family"] == "plain"
+    assert document["pools"][0]["parts"][0] == {"name": "k", "heads": 4, "width": 128}
+    assert [row["bytes_per_token"] for row in document["rows"]][:2] == [73_728, 37_440]
+
+
+def test_plan_serves_gemma_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its windows are in SGLang's plain pool; its heads are its class's defaults."""
+    assert main(["plan", "--model", str(write(tmp_path, GEMMA3_4B)), "--host-gb", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "34 layers of k 4 x 256, v 4 x 256" in printed
+    assert ["int8", "fused"] in [line.split()[:2] for line in printed.splitlines()]
+    assert "not served" not in printed
 
 
 def test_plan_says_which_codec_does_not_serve_the_model(
-    model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (model / "config.json").write_text(json.dumps({**CONFIG, "head_dim": 80}))
-    assert main(["plan", "--model", str(model), "--host-gb", "8"]) == 0
+    write(tmp_path, without(QWEN3_8B, head_dim=80))
+    assert main(["plan", "--model", str(tmp_path), "--host-gb", "8"]) == 0
     assert "power of two" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [DEEPSEEK_V3, GPT_OSS_20B, QWEN3_NEXT], ids=str)
+def test_plan_says_what_the_table_says_of_a_family(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "--model", str(write(tmp_path, config)), "--host-gb", "8"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    family = FAMILIES[document["family"]]
+    assert family.name in printed
+    quantised = [row for row in document["rows"] if row["codec"] != "bf16"]
+    assert quantised
+    # All of a refused family's rows, and of a served one those of its own codecs and transfers.
+    refused = {row["refused"] for row in quantised}
+    assert (refused == {family.refused}) if family.refused else ("" in refused)
+    assert (f"not served: {family.refused}" in printed) == bool(family.refused)
+
+
+def test_plan_shares_the_bytes_as_sglang_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "--host-gb", "9", "--json", "--model"]
+    hybrids = {name: tmp_path / name for name in ("windows", "state")}  # SGLang caches by folder
+    for folder in hybrids.values():
+        folder.mkdir()
+    assert main([*arguments, str(write(hybrids["windows"], GPT_OSS_20B))]) == 0
+    full, swa = json.loads(capsys.readouterr().out)["pools"]
+    assert (full["gigabytes"], swa["gigabytes"]) == pytest.approx((5, 4))  # 1 to 0.8
+    assert main([*arguments, str(write(hybrids["state"], QWEN3_NEXT))]) == 0
+    (kv,) = json.loads(capsys.readouterr().out)["pools"]
+    assert kv["gigabytes"] == pytest.approx(9 / 1.9)  # 1 to 0.9 of state
+
+
+def test_sglang_shares_as_the_plan_says() -> None:
+    """The split, and the ratios that it rests on, are SGLang's."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _split_hicache_size
+    from sglang.srt.server_args import ServerArgs
+
+    from hiqcache.sglang.model_config import STATE_BYTES, SWA_TOKENS
+
+    resolved = ServerArgs(model_path="none").resolved_dict()
+    assert resolved["swa_full_tokens_ratio"] == SWA_TOKENS
+    assert resolved["mamba_full_memory_ratio"] == STATE_BYTES
+    pools = tuple(SimpleNamespace(host_capacity_bytes=size) for size in (10, 8))
+    assert _split_hicache_size(9, pools) == pytest.approx((5, 4))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +140,7 @@ def test_plan_says_which_codec_does_not_serve_the_model(
         (["--host-gb", "0"], "must be positive"),
         (["--host-gb", "8", "--page-size", "0"], "at least 1"),
         (["--host-gb", "8", "--tp", "3"], "cannot be split"),
+        (["--host-gb", "8", "--page-size", "-1"], "at least 1"),
     ],
 )
 def test_plan_refuses_with_a_reason(
@@ -78,13 +150,27 @@ def test_plan_refuses_with_a_reason(
     assert message in capsys.readouterr().err
 
 
-def test_plan_needs_no_torch(model: Path) -> None:
+def test_a_model_without_kv_rows_is_said_to_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", str(write(tmp_path, MAMBA2)), "--host-gb", "8"]) == 2
+    assert "it keeps no K and V" in capsys.readouterr().err
+
+
+def test_plan_needs_neither_torch_nor_sglang_and_says_what_it_rests_on(model: Path) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import sys, importlib.util as util\n"
+        "sys.modules.update(torch=None, sglang=None, transformers=None)\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'sglang' else find(name, *rest)\n"
         "from hiqcache.cli import main\n"
         f"sys.exit(main(['plan', '--model', {str(model)!r}, '--host-gb', '8']))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "note: This Python has no SGLang" in done.stdout
+    assert "note: Read from config.json's keys alone." in done.stdout
+    assert "1.969x" in done.stdout
 
 
 def test_doctor_is_content_with_this_environment(model: Path) -> None:
@@ -96,7 +182,8 @@ def test_doctor_is_content_with_this_environment(model: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok   SGLang: 0.5.23" in done.stdout
     assert "ok   plug-in: seen by SGLang, with hiqcache" in done.stdout
-    assert "74,880 B a token" in done.stdout
+    assert "ok   model: Plain attention (MHA, GQA, MQA), read from SGLang 0.5.23's" in done.stdout
+    assert "74,880 B per token" in done.stdout
     assert "FIX" not in done.stdout
 
 
@@ -104,20 +191,28 @@ def test_doctor_is_content_with_this_environment(model: Path) -> None:
     ("env", "message"),
     [
         ({"HIQCACHE_CODEC": "int7"}, "FIX  settings: HIQCACHE_CODEC='int7'"),
-        ({"SGLANG_PLUGINS": "other"}, "FIX  plug-in: SGLANG_PLUGINS=other leaves HiQCache out"),
+        ({"SGLANG_PLUGINS": "other"}, "FIX  plug-in: SGLANG_PLUGINS='other' leaves HiQCache out"),
+        ({"SGLANG_PLUGINS": ","}, "FIX  plug-in: SGLANG_PLUGINS=',' leaves HiQCache out"),
+        ({"SGLANG_PLUGINS": " "}, "FIX  plug-in: SGLANG_PLUGINS=' ' leaves HiQCache out"),
         ({"SGLANG_PLATFORM": "vendor"}, "FIX  plug-in: SGLANG_PLATFORM=vendor makes SGLang skip"),
         ({"HIQCACHE_CODEC": "int8", "HIQCACHE_TRANSFER": "fused"}, "HIQCACHE_TRANSFER=fused needs"),
     ],
 )
-def test_doctor_finds_what_would_stop_a_start(env: dict[str, str], message: str) -> None:
+def test_doctor_finds_what_would_stop_a_start(
+    env: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if "fused" in env.values():
         import torch
 
         if torch.cuda.is_available():
             pytest.skip("fused is served here: this machine has a GPU")
-    done = run("doctor", **{"SGLANG_PLATFORM": "hiqcache_cpu", **env})
-    assert done.returncode == 1
-    assert message in done.stdout
+    for name, value in {"SGLANG_PLATFORM": "hiqcache_cpu", **env}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor"]) == 1
+    assert message in capsys.readouterr().out
 
 
 def test_doctor_names_both_versions_of_sglang(tmp_path: Path) -> None:
@@ -129,28 +224,75 @@ def test_doctor_names_both_versions_of_sglang(tmp_path: Path) -> None:
     assert "FIX  SGLang: 0.5.99; HiQCache uses internals of 0.5.23" in done.stdout
 
 
-def test_doctor_refuses_a_pool_larger_than_memory(model: Path) -> None:
-    done = run(
-        *("doctor", "--model", str(model), "--host-gb", "100000"), SGLANG_PLATFORM="hiqcache_cpu"
-    )
-    assert done.returncode == 1
-    assert "FIX  memory:" in done.stdout
+def test_doctor_refuses_a_pool_larger_than_memory(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGLANG_PLATFORM", "hiqcache_cpu")
+    assert main(["doctor", "--model", str(model), "--host-gb", "100000"]) == 1
+    assert "FIX  memory:" in capsys.readouterr().out
 
 
-def test_memory_left_heeds_the_cgroup(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   2000000 kB\n")
-    assert memory_left(tmp_path) == (2_048_000_000, "of the machine's memory")
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("700\n")
-    (group / "memory.stat").write_text("anon 400\nactive_file 100\ninactive_file 200\n")
-    assert memory_left(tmp_path)[0] == 2_048_000_000
-    (group / "memory.max").write_text("1000000\n")
-    left, source = memory_left(tmp_path)
+@pytest.mark.parametrize("given", [None, "", ",", " ", "hiqcache", "x, hiqcache ,y", "other"])
+def test_doctor_and_sglangs_loader_agree_on_the_allow_list(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.plugins import GENERAL_PLUGINS_GROUP, load_plugins_by_group
+
+    from hiqcache.doctor import diagnose
+
+    monkeypatch.setenv("SGLANG_PLATFORM", "hiqcache_cpu")
+    monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("SGLANG_PLUGINS", given)
+    loaded = "hiqcache" in load_plugins_by_group(GENERAL_PLUGINS_GROUP)
+    (check,) = (check for check in diagnose(None) if check.name == "plug-in")
+    assert check.ok == loaded
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_doctor_refuses_what_the_table_refuses(
+    codec: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SGLANG_PLATFORM", "hiqcache_cpu")
+    monkeypatch.setenv("HIQCACHE_CODEC", codec)
+    refused = codec != "bf16"
+    arguments = ["doctor", "--model", str(write(tmp_path, MAMBA2)), "--host-gb", "0.1"]
+    assert main(arguments) == int(refused)
+    assert (FAMILIES["state"].refused in capsys.readouterr().out) == refused
+
+
+def test_memory_left_is_sglangs_own_reading_of_nested_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit above this process' own group, as systemd and Slurm set it, is heeded."""
+    from sglang.srt.mem_cache import host_memory
+
+    own = tmp_path / "cgroup/slice/job/step"
+    own.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/slice/job/step\n")
+    mount = f"30 1 0:26 / {tmp_path}/cgroup rw - cgroup2 cgroup2 rw\n"
+    (tmp_path / "self/mountinfo").write_text(mount)
+    for group in (own, own.parent, own.parent.parent):
+        (group / "memory.max").write_text("max\n")
+        (group / "memory.high").write_text("max\n")
+        (group / "memory.current").write_text("700\n")
+        (group / "memory.stat").write_text("active_file 100\ninactive_file 200\n")
+        (group / "memory.min").write_text("0\n")
+    headroom = host_memory._cgroup_memory_headroom
+    monkeypatch.setattr(host_memory, "_cgroup_memory_headroom", lambda: headroom(tmp_path))
+    assert memory_left()[1] == "of the machine's memory"
+    (own.parent / "memory.max").write_text("1000000\n")
+    left, source = memory_left()
     assert left == 999_600
-    assert "memory.max" in source
+    assert source.startswith("under a cgroup's limit; the machine has ")
+
+
+def test_the_reserve_is_the_one_that_sglang_documents() -> None:
+    assert reserve_bytes() == 10 * 1024**3
 
 
 def test_half_a_pool_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,79 +1,44 @@
-"""Geometry from Hugging Face configurations, and clear errors for what cannot be read."""
+"""Shapes of rows: parts of different widths, and what they take in SGLang's own pool."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hiqcache.geometry import GeometryError, KVGeometry
-
-QWEN3_8B = {
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "torch_dtype": "bfloat16",
-}
-
-
-def without(*keys: str, **changes: Any) -> dict[str, Any]:
-    return {**{k: v for k, v in QWEN3_8B.items() if k not in keys}, **changes}
-
-
-def test_bytes_of_a_stock_token() -> None:
-    assert KVGeometry.from_config(QWEN3_8B).stock_bytes_per_token == 147_456
-
-
-@pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
-def test_heads_are_split_or_replicated_over_ranks(tp: int, heads: int) -> None:
-    assert KVGeometry.from_config(QWEN3_8B, tp).heads == heads
+from hiqcache.record import Part
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("geometry", "bytes_per_token"),
     [
-        (without("head_dim"), KVGeometry(36, 8, 128)),
-        (without("num_key_value_heads"), KVGeometry(36, 32, 128)),
-        (without("torch_dtype", dtype="float16"), KVGeometry(36, 8, 128, "float16")),
-        (without("torch_dtype", dtype="float32"), KVGeometry(36, 8, 128, "float16")),
-        ({"text_config": QWEN3_8B}, KVGeometry(36, 8, 128)),
+        (KVGeometry.of_heads(36, 8, 128), 147_456),  # Qwen3-8B
+        (KVGeometry.of_heads(30, 3, 64, "float16"), 23_040),  # SmolLM2-135M
+        (KVGeometry.of_heads(48, 4, 192, v_head_dim=128), 122_880),
+        (KVGeometry.of_latent(61, 512, 64), 70_272),  # DeepSeek-V3
+        (KVGeometry.of_latent(2, 512, 0), 2_048),
     ],
 )
-def test_defaults_follow_sglang(config: dict[str, Any], expected: KVGeometry) -> None:
-    assert KVGeometry.from_config(config) == expected
+def test_bytes_of_a_stock_token(geometry: KVGeometry, bytes_per_token: int) -> None:
+    assert geometry.stock_bytes_per_token == bytes_per_token
+
+
+def test_a_geometry_reads_as_a_sentence() -> None:
+    latent = KVGeometry.of_latent(61, 512, 64)
+    assert str(latent) == "61 layers of latent 1 x 512, rope 1 x 64 (bfloat16)"
 
 
 @pytest.mark.parametrize(
-    ("config", "tp", "message"),
+    ("layers", "parts", "dtype", "message"),
     [
-        (without(kv_lora_rank=512), 1, "MLA model.*HIQCACHE_CODEC=bf16"),
-        (QWEN3_8B, 3, "8 KV heads cannot be split over --tp 3"),
-        (QWEN3_8B, 0, "at least 1"),
-        (without("num_hidden_layers"), 1, "num_hidden_layers is None"),
-        (without(num_hidden_layers=True), 1, "num_hidden_layers is True"),
-        (without(head_dim="128"), 1, "head_dim is '128'"),
-        (without("head_dim", hidden_size=4097), 1, "no multiple"),
-        (without(torch_dtype="float8_e4m3fn"), 1, "serves bfloat16, float16"),
-        (without(layer_types=["linear_attention", "full_attention"]), 1, "linear_attention"),
+        (0, (Part("k", 1, 1),), "bfloat16", "must be positive"),
+        (1, (), "bfloat16", "must be positive"),
+        (1, (Part("k", 0, 1),), "bfloat16", "must be positive"),
+        (1, (Part("k", 1, 0),), "bfloat16", "must be positive"),
+        (1, (Part("k", 1, 1),), "float8_e4m3fn", "serves bfloat16, float16"),
     ],
 )
-def test_what_is_not_served_is_said(config: dict[str, Any], tp: int, message: str) -> None:
+def test_shapes_that_no_pool_has(
+    layers: int, parts: tuple[Part, ...], dtype: str, message: str
+) -> None:
     with pytest.raises(GeometryError, match=message):
-        KVGeometry.from_config(config, tp)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(GeometryError, match=r"config\.json: no such file"):
-        KVGeometry.from_path(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(GeometryError, match="cannot be read as JSON"):
-        KVGeometry.from_path(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(GeometryError, match="no JSON object"):
-        KVGeometry.from_path(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    assert KVGeometry.from_path(tmp_path) == KVGeometry.from_path(tmp_path / "config.json")
+        KVGeometry(layers, parts, dtype)

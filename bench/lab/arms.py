@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hiqcache.codecs.formats import row_formats
 from hiqcache.geometry import KVGeometry
-from hiqcache.record import RecordLayout, kv_parts
+from hiqcache.plan import layout_for
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,9 @@ class Arm:
         """Bytes of L2 that the layout gives a token; what a running server must agree with."""
         if not self.quantises:
             return geometry.stock_bytes_per_token * self.kv_item_bytes // 2
-        return RecordLayout(
-            geometry.layers,
-            page_size,
-            row_formats(self.codec, kv_parts(geometry.heads, geometry.head_dim)),
-            format="padded" if self.transfer == "mover" else "packed",
+        padded = self.transfer == "mover"
+        return layout_for(
+            geometry, self.codec, page_size, "padded" if padded else "packed"
         ).bytes_per_token
 
 

@@ -48,6 +48,7 @@ from bench.quality.arm_run import (
 from bench.quality.prompts import QUICK, Prompts, Size, build
 from bench.quality.scoring import Scorer
 from hiqcache.geometry import ITEM_BYTES, KVGeometry
+from hiqcache.model import read_model
 
 #: A server counts a restore when it next looks at finished transfers.
 COUNTED_WITHIN_S = 10.0
@@ -60,7 +61,7 @@ def main() -> int:
     model = options.model or prepare()
     size = QUICK if options.quick else Size()
     try:
-        geometry = KVGeometry.from_path(model)
+        geometry = read_model(model).geometry
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -48,7 +48,7 @@ from bench.tiers.plan import (
 )
 from bench.tiers.progress import Progress
 from bench.tiers.runs import RunLog
-from hiqcache.geometry import KVGeometry
+from hiqcache.model import read_model
 
 #: Arms of each experiment, where ARMS is not given; the mover needs CUDA.
 DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": "bf16,int8"}
@@ -159,7 +159,7 @@ def _slug() -> str:
 
 def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
     model = options.model or prepare()
-    geometry = KVGeometry.from_path(model)
+    geometry = read_model(model).geometry
     scale = CPU if options.cpu else GPU
     if options.hicache_gb:
         scale = replace(scale, l2_gigabytes=options.hicache_gb)

@@ -42,6 +42,7 @@ from bench.tiers.plan import CPU, GPU, Experiment, Point
 from bench.tiers.settle import settled, warm_up
 from bench.traces.two_tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
 from hiqcache.geometry import KVGeometry
+from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Trace
 
 #: Requests of a stretch.
@@ -186,7 +187,7 @@ def _run(options: argparse.Namespace) -> int:
             "larger than L1"
         )
     model = options.model or prepare()
-    geometry = KVGeometry.from_path(model)
+    geometry = read_model(model).geometry
     arms = tuple(arms_named(options.arms))
     scale = replace(
         CPU if cpu else GPU,

@@ -24,6 +24,7 @@ from bench.lab import environment
 from bench.lab.arms import ARMS
 from bench.traces.two_tiers import TwoTierCache
 from hiqcache.geometry import KVGeometry
+from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Line, Trace
 
 #: The arms that differ in bytes a token; int8-rot takes int8's.
@@ -93,7 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate every trace, a JSON file each; the exit status."""
-    geometry = KVGeometry.from_path(options.model) if options.model else KVGeometry(36, 8, 128)
+    geometry = (
+        read_model(options.model).geometry if options.model else KVGeometry.of_heads(36, 8, 128)
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     for path in options.traces:
         lines = Trace(path).lines

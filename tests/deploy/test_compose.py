@@ -16,7 +16,7 @@ import yaml
 
 from hiqcache import __version__
 from hiqcache.codecs import CODEC_NAMES
-from hiqcache.doctor import HOST_RESERVE_BYTES
+from hiqcache.sglang.host_memory import reserve_bytes
 from loadtest.options import OPTIONS
 from tests.deploy.images import BUILT, GRAFANA, PROMETHEUS, PYTHON
 
@@ -158,14 +158,14 @@ def test_memory_limits_hold_l2_and_the_server(services: dict[str, Any]) -> None:
     cpu = environment(services["sglang-int8"])
     l2 = float(cpu["HICACHE_RATIO"]) * int(cpu["MAX_TOTAL_TOKENS"]) * CPU_STOCK_BYTES_PER_TOKEN
     measured = json.loads((REPOSITORY / "results" / "compose" / "cpu-stack.json").read_text())
-    need = max(measured["memory_bytes"].values()) + l2 + HOST_RESERVE_BYTES
+    need = max(measured["memory_bytes"].values()) + l2 + reserve_bytes()
     assert gigabytes(services["sglang-int8"]["mem_limit"]) >= need
 
     gpu = environment(services["sglang-int8-gpu"])
     l2 = int(gpu["TP"]) * int(gpu["HICACHE_GB"]) * 1e9
     # Qwen3-8B's weights, read through the file cache, and an allowance for the processes.
     weights, processes = 16.4e9, 8e9
-    need = l2 + weights + processes + HOST_RESERVE_BYTES
+    need = l2 + weights + processes + reserve_bytes()
     assert gigabytes(services["sglang-int8-gpu"]["mem_limit"]) >= need
 
 

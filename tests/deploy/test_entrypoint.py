@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from bench.lab.servers import CPU_ARGS
+from hiqcache.compatibility import UnsupportedError
+from hiqcache.settings import Settings
+from tests.model_folders import (
+    DEEPSEEK_V3,
+    GEMMA3_4B,
+    GPT_OSS_20B,
+    MAMBA2,
+    QWEN3_8B,
+    QWEN3_NEXT,
+    without,
+    write,
+)
 
-ENTRYPOINT = Path(__file__).parents[2] / "docker" / "entrypoint.py"
-QWEN3_8B = {
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "torch_dtype": "bfloat16",
-}
+REPOSITORY = Path(__file__).parents[2]
+ENTRYPOINT = REPOSITORY / "docker" / "entrypoint.py"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the entry point as a container would, in an environment of its own."""
     return subprocess.run(
         [sys.executable, str(ENTRYPOINT), *arguments],
-        env={"PATH": os.environ["PATH"], **variables},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), **variables},
         capture_output=True,
         text=True,
         timeout=120,
@@ -62,6 +68,8 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ({"MODEL": "m", "HIQCACHE_CODECS": "int8"}, "HIQCACHE_CODEC?"),
         ({"MODEL": "m", "SGLANG_ARGS": "--hicache-size=8"}, "use HICACHE_GB"),
         ({"MODEL": "m", "SGLANG_ARGS": "--tp 2"}, "use TP"),
+        ({"MODEL": "m", "SGLANG_ARGS": "--hicache-siz 8"}, "(short for --hicache-size)"),
+        ({"MODEL": "m", "SGLANG_ARGS": "--max-total=9"}, "use MAX_TOTAL_TOKENS"),
         ({"MODEL": "m", "SGLANG_ARGS": "'open"}, "SGLANG_ARGS"),
         ({"MODEL": "/models/absent"}, "MODEL_DIR="),
         ({"MODEL": __file__}, "no such folder"),
@@ -86,23 +94,45 @@ def test_settings_that_cannot_be_read_are_not_printed() -> None:
     assert "hidden" not in done.stderr
 
 
+def refused_here(
+    entrypoint: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    **variables: str,
+) -> str:
+    """What the entry point says as it ends, in this process, which has loaded SGLang already."""
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **variables})
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main(argv)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
 @pytest.mark.parametrize("on_the_hub", [True, False])
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_it_refuses_an_l2_that_does_not_fit_the_memory(
-    tmp_path: Path, on_the_hub: bool, codec: str
+    entrypoint: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    on_the_hub: bool,
+    codec: str,
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    model = "Qwen/Qwen3-8B" if on_the_hub else str(tmp_path)
-    done = run(MODEL=model, CODEC=codec, HICACHE_GB="100000")
-    assert done.returncode == 2
-    assert "L2 takes 100000.00 GB" in done.stderr
-    assert "GPU_SERVER_MEMORY" in done.stderr
+    model = "Qwen/Qwen3-8B" if on_the_hub else str(write(tmp_path, QWEN3_8B))
+    given = {"MODEL": model, "CODEC": codec, "HICACHE_GB": "100000"}
+    said = refused_here(entrypoint, monkeypatch, capsys, [], **given)
+    assert "L2 takes 100000.00 GB" in said
+    assert "lower HICACHE_GB, or raise" in said
+    assert "GPU_SERVER_MEMORY" in said
 
 
-def test_the_doctor_of_a_model_on_the_hub_refuses_it_too() -> None:
-    done = run("doctor", MODEL="Qwen/Qwen3-8B", CODEC="int8", HICACHE_GB="100000")
-    assert done.returncode == 2
-    assert "L2 takes 100000.00 GB" in done.stderr
+def test_the_doctor_of_a_model_on_the_hub_refuses_it_too(
+    entrypoint: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"MODEL": "Qwen/Qwen3-8B", "CODEC": "int8", "HICACHE_GB": "100000"}
+    said = refused_here(entrypoint, monkeypatch, capsys, ["doctor"], **given)
+    assert "L2 takes 100000.00 GB" in said
 
 
 def test_tp_above_the_visible_gpus_is_refused(entrypoint: ModuleType, tmp_path: Path) -> None:
@@ -125,16 +155,42 @@ def test_ranks_are_those_of_one_host(entrypoint: ModuleType, more: str, ranks: i
 
 def test_keys_stay_out_of_the_log(entrypoint: ModuleType) -> None:
     given = [
-        "--api-key",
-        "one",
-        "--admin-api-key=two",
-        "--ssl-keyfile-password",
-        "three",
-        "--tp-size",
+        *("--api-key", "one", "--admin-api-key=two", "--ssl-keyfile-password", "three"),
+        # As SGLang's parser takes them, too.
+        *("--api-ke", "four", "--admin=five", "--hicache-storage-backend-extra", "{six}"),
+        *("--hicache-storage-backend", "file", "--ssl-keyfile", "k.pem", "--tp-size", "2"),
     ]
-    assert entrypoint.masked([*given, "2"]) == (
-        "--api-key '***' '--admin-api-key=***' --ssl-keyfile-password '***' --tp-size 2"
+    assert entrypoint.masked(given) == (
+        "--api-key '***' '--admin-api-key=***' --ssl-keyfile-password '***' "
+        "--api-ke '***' '--admin=***' --hicache-storage-backend-extra '***' "
+        "--hicache-storage-backend file --ssl-keyfile k.pem --tp-size 2"
     )
+
+
+def test_flags_are_those_of_sglangs_parser(entrypoint: ModuleType) -> None:
+    """Every name that sets what a variable sets, every flag for a key, and nothing else."""
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    options = {flag for action in parser._actions for flag in action.option_strings}
+    assert set(entrypoint.SECRETS) <= options
+    keys = {flag for flag in options if flag.endswith(("-key", "-password", "-secret"))}
+    assert keys <= set(entrypoint.SECRETS)
+    for action in parser._actions:
+        names = set(action.option_strings)
+        assert names <= set(entrypoint.OWNED) or not names & set(entrypoint.OWNED), names
+    # A flag of SGLang that begins another's name is itself: no variable's, and no key's.
+    begins = {
+        flag
+        for flag in options - set(entrypoint.SECRETS)
+        if any(secret.startswith(flag) for secret in entrypoint.SECRETS)
+    }
+    assert begins == set(entrypoint.NO_SECRETS)
+    for flag in options - set(entrypoint.OWNED):
+        assert not any(owned.startswith(flag) for owned in entrypoint.OWNED), flag
 
 
 def test_sglang_gets_the_keys_that_the_log_does_not_show(
@@ -189,46 +245,83 @@ def test_cpu_arguments_are_those_of_the_load_tests(entrypoint: ModuleType) -> No
 
 
 def test_planned_bytes_follow_the_ratio_or_the_size(entrypoint: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    read = entrypoint.Configuration.from_env
+    write(tmp_path, QWEN3_8B)
+    read, stock = entrypoint.Configuration.from_env, Settings()
     by_size = read({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    geometry = entrypoint.geometry_of(by_size, True)
-    assert geometry.stock_bytes_per_token == 147_456
-    assert by_size.host_gigabytes(geometry) == 8
+    model = entrypoint.model_of(by_size, Settings("int8"))
+    assert model.geometry.stock_bytes_per_token == 147_456
+    assert by_size.host_gigabytes(model, stock) == 8
     by_ratio = read({"MODEL": str(tmp_path), "HICACHE_RATIO": "3", "MAX_TOTAL_TOKENS": "1000"})
-    assert by_ratio.host_gigabytes(geometry) == pytest.approx(3 * 1000 * 147_456 / 1e9)
-    assert by_ratio.host_gigabytes(None) is None
-    assert read({"MODEL": str(tmp_path)}).host_gigabytes(geometry) is None
+    assert by_ratio.host_gigabytes(model, stock) == pytest.approx(3 * 1000 * 147_456 / 1e9)
+    assert by_ratio.host_gigabytes(None, stock) is None
     on_the_hub = read({"MODEL": "org/model", "HICACHE_GB": "8"})
-    assert entrypoint.geometry_of(on_the_hub, True) is None
-    assert on_the_hub.host_gigabytes(None) == 8
+    assert entrypoint.model_of(on_the_hub, Settings("int8")) is None
+    assert on_the_hub.host_gigabytes(None, stock) == 8
 
 
-def test_a_model_beyond_plans_is_served_by_the_stock_pool_alone(
+def test_neither_a_size_nor_a_ratio_is_left_to_sglang(
     entrypoint: ModuleType, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, "kv_lora_rank": 512}))
-    latent = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    assert entrypoint.geometry_of(latent, False) is None
-    done = run(MODEL=str(tmp_path), HICACHE_GB="8", CODEC="int8")
-    assert done.returncode == 2
-    assert "MLA" in done.stderr
+    """SGLang then shrinks L2 until it fits: there is nothing to refuse."""
+    write(tmp_path, QWEN3_8B)
+    given = {"MODEL": str(tmp_path), "MAX_TOTAL_TOKENS": str(10**12)}
+    configuration = entrypoint.Configuration.from_env(given)
+    model = entrypoint.model_of(configuration, Settings("int8"))
+    assert configuration.host_gigabytes(model, Settings("int8")) is None
 
 
-def test_a_hybrid_model_of_a_folder_starts_with_a_warning(
-    entrypoint: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("settings", "bytes_per_token"),
+    [
+        (Settings("int8", sizing="bytes"), 147_456),
+        (Settings("int8", sizing="tokens"), 74_880),
+        (Settings("int8", "mover", "tokens"), 82_944),
+        (Settings("bf16", sizing="tokens"), 147_456),
+    ],
+    ids=str,
+)
+def test_a_ratio_counts_the_bytes_that_the_sizing_gives(
+    entrypoint: ModuleType, tmp_path: Path, settings: Settings, bytes_per_token: int
 ) -> None:
-    config = {**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"] * 18}
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
-    hybrid = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
-    assert entrypoint.geometry_of(hybrid, True) is None
-    assert "warning" in (warned := capsys.readouterr().err)
-    assert "sliding_attention" in warned
-    # Its size is checked all the same, and what no quantised pool serves is refused.
-    done = run(MODEL=str(tmp_path), CODEC="int8", HICACHE_GB="100000")
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HICACHE_RATIO": "2"}
+    given |= {"MAX_TOTAL_TOKENS": "64000", "SGLANG_ARGS": "--page-siz=64"}
+    configuration = entrypoint.Configuration.from_env(given)
+    assert configuration.page_size == 64
+    model = entrypoint.model_of(configuration, settings)
+    expected = 128_000 * bytes_per_token / 1e9
+    assert configuration.host_gigabytes(model, settings) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "config", [DEEPSEEK_V3, GPT_OSS_20B, QWEN3_NEXT, MAMBA2, GEMMA3_4B], ids=str
+)
+def test_the_table_decides_for_a_models_folder(
+    entrypoint: ModuleType, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    write(tmp_path, config)
+    configuration = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
+    model = entrypoint.model_of(configuration, Settings())
+    assert model.family.key
+    if model.family.served:
+        assert entrypoint.model_of(configuration, Settings("int8")) == model
+        return
+    with pytest.raises(UnsupportedError, match="Unset HIQCACHE_CODEC") as caught:
+        entrypoint.model_of(configuration, Settings("int8"))
+    assert model.family.refused in str(caught.value)
+
+
+def test_a_head_dim_that_the_codec_does_not_serve_is_refused(
+    entrypoint: ModuleType, tmp_path: Path
+) -> None:
+    write(tmp_path, without(QWEN3_8B, head_dim=80))
+    configuration = entrypoint.Configuration.from_env({"MODEL": str(tmp_path)})
+    assert entrypoint.model_of(configuration, Settings("int8")) is not None
+    with pytest.raises(entrypoint.ConfigurationError, match="power of two"):
+        entrypoint.model_of(configuration, Settings("int8-rot"))
+
+
+def test_a_model_that_is_refused_ends_the_container(tmp_path: Path) -> None:
+    done = run(MODEL=str(write(tmp_path, MAMBA2)), HICACHE_GB="8", CODEC="int8")
     assert done.returncode == 2
-    assert "L2 takes" in done.stderr
-    (tmp_path / "config.json").write_text(json.dumps({**config, "kv_lora_rank": 512}))
-    done = run(MODEL=str(tmp_path), CODEC="int8")
-    assert done.returncode == 2
-    assert "MLA" in done.stderr
+    assert "it keeps no K and V" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from bench.tiers.measure import Bench, missing, run_all
 from bench.tiers.plan import CPU, experiment
 from bench.tiers.progress import Progress
 from bench.tiers.runs import RunLog
-from hiqcache.geometry import KVGeometry
+from hiqcache.model import read_model
 
 SMALL = replace(CPU, shares=(), prefixes=(256,), requests=24)
 
@@ -21,7 +21,7 @@ SMALL = replace(CPU, shares=(), prefixes=(256,), requests=24)
 def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
     model: Path, tmp_path: Path
 ) -> None:
-    geometry = KVGeometry.from_path(model)
+    geometry = read_model(model).geometry
     bench = Bench(model, geometry, SMALL, True, (), tmp_path)
     plan = experiment("sweep", tuple(arms_named("bf16,int8")), SMALL, geometry, repeats=1)
     (point,) = plan.points

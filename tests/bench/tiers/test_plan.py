@@ -11,7 +11,7 @@ from bench.tiers.plan import CPU, EXPERIMENTS, GPU, Scale, experiment
 from hiqcache.geometry import KVGeometry
 from loadtest.workloads.shared_prefix import DEALS
 
-QWEN3_8B = KVGeometry(36, 8, 128)
+QWEN3_8B = KVGeometry.of_heads(36, 8, 128)
 ALL = tuple(ARMS.values())
 
 

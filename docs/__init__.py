@@ -1,0 +1,1 @@
+"""Documents, and what generates those that can be generated."""

@@ -1,0 +1,119 @@
+"""Configurations as model folders carry them, some with what their class fills in left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+QWEN3_8B: Mapping[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "torch_dtype": "bfloat16",
+}
+GEMMA3_4B: Mapping[str, Any] = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+}
+GEMMA2_2B: Mapping[str, Any] = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_size": 2304,
+    "sliding_window": 4096,
+    "torch_dtype": "float32",
+}
+STARCODER: Mapping[str, Any] = {
+    "model_type": "gpt_bigcode",
+    "architectures": ["GPTBigCodeForCausalLM"],
+    "n_layer": 40,
+    "n_head": 48,
+    "n_embd": 6144,
+    "multi_query": True,
+    "torch_dtype": "float32",
+}
+CHATGLM3: Mapping[str, Any] = {
+    "model_type": "chatglm",
+    "architectures": ["ChatGLMModel"],
+    "num_layers": 28,
+    "num_attention_heads": 32,
+    "hidden_size": 4096,
+    "kv_channels": 128,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "seq_length": 32768,
+    "padded_vocab_size": 65024,
+    "torch_dtype": "float16",
+}
+DEEPSEEK_V3: Mapping[str, Any] = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "torch_dtype": "bfloat16",
+}
+GLM5: Mapping[str, Any] = {
+    "model_type": "glm_moe_dsa",
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "num_hidden_layers": 78,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "index_topk": 2048,
+    "torch_dtype": "bfloat16",
+}
+GPT_OSS_20B: Mapping[str, Any] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_NEXT: Mapping[str, Any] = {
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "torch_dtype": "bfloat16",
+}
+MAMBA2: Mapping[str, Any] = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    "num_hidden_layers": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def without(config: Mapping[str, Any], *keys: str, **changes: Any) -> dict[str, Any]:
+    """``config`` without ``keys``, and with ``changes``."""
+    return {**{k: v for k, v in config.items() if k not in keys}, **changes}
+
+
+def write(folder: Path, config: Mapping[str, Any]) -> Path:
+    """``folder`` with ``config`` as its config.json."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
