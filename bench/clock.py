@@ -26,12 +26,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import requests
-
 from bench import REPOSITORY
 from bench.lab import environment, models
 from bench.lab.server_metrics import scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
+from hiqcache import direct_http
 from loadtest.workloads import Chat
 
 #: bench_serving's own names for the medians of what Summary.to_dict calls by the key.
@@ -131,7 +130,7 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
     commands: dict[str, str] = {}
     with serving(server):
         for number in range(rounds):
-            requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+            direct_http.post(f"{server.url}/flush_cache", timeout=60)
             first = number // 2 * 2
             seeds = (first, first + 1) if number % 2 == 0 else (first + 1, first)
             tools = {
@@ -174,14 +173,16 @@ def compare(folder: Path, model_folder: Path, rounds: int) -> dict[str, Any]:
 
 def _run_together(tools: dict[str, Tool], server: Server, folder: Path) -> None:
     """Run both clients; Locust, which is up in no time, once bench_serving has its first answer."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
+    variables = {"HF_HUB_OFFLINE": "1", "HOME": str(folder), "NO_PROXY": "127.0.0.1"}
     answered = _answered(server)
     with ExitStack() as running:
         started = {}
         for name, tool in tools.items():
             log = running.enter_context((folder / f"{name}.log").open("w+"))
             started[name] = running.enter_context(
-                subprocess.Popen(tool.command, env=environment, stdout=log, stderr=log)
+                subprocess.Popen(
+                    tool.command, env={**os.environ, **variables}, stdout=log, stderr=log
+                )
             )
             running.callback(started[name].kill)
             deadline = time.monotonic() + STARTS_WITHIN_S

@@ -26,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import requests
 from openai import OpenAIError
 from tqdm import tqdm
 
@@ -35,7 +34,9 @@ from bench.lab.completions import Completion, client_of, complete
 from bench.lab.models import prepare
 from bench.lab.server_metrics import scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, started
+from hiqcache import direct_http
 from hiqcache.codecs import CODEC_NAMES
+from hiqcache.direct_http import HttpError
 
 #: L1, in tokens, and SGLang's default ratio of L2 to it: BF16 then holds 4,097 tokens in L2.
 L1_TOKENS = 2048
@@ -111,7 +112,7 @@ def orders(count: int) -> Iterator[list[int]]:
 
 def run(server: Server, prompts: list[str], progress: tqdm[Any]) -> list[Answer]:
     """Ask ``server`` about every prompt in ROUNDS rounds, from empty caches."""
-    requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+    direct_http.post(f"{server.url}/flush_cache", timeout=60)
     client = client_of(server.url)
     references: dict[int, Completion] = {}
     answers = []
@@ -127,7 +128,7 @@ def run(server: Server, prompts: list[str], progress: tqdm[Any]) -> list[Answer]
 
 def summarise(server: Server, answers: list[Answer]) -> dict[str, Any]:
     """The figures of one arm in one working set."""
-    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    info = direct_http.get(f"{server.url}/server_info", timeout=60).json()
     metrics = scrape(server)
     tokens = int(metrics["sglang:hicache_host_total_tokens"])
     per_token = (
@@ -268,7 +269,7 @@ def demo(codec: str, out: Path) -> int:
                     with tqdm(total=count * ROUNDS, desc=label, unit="request") as progress:
                         answers = run(server, texts[:count], progress)
                     summary[name][arm] = summarise(server, answers)
-    except (ServerError, OpenAIError, requests.RequestException, RuntimeError) as error:
+    except (ServerError, OpenAIError, HttpError, RuntimeError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         if not isinstance(error, ServerError):
             print("\n".join(server.tail() for server in arms.values()), file=sys.stderr)

@@ -27,7 +27,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.quality": {"bench", "bench.lab", "hiqcache"},
     "bench.verify": {"bench", "bench.lab", "hiqcache"},
     "bench.demo": {"bench", "bench.lab", "hiqcache"},
-    "bench.clock": {"bench", "bench.lab", "loadtest"},
+    "bench.clock": {"bench", "bench.lab", "hiqcache", "loadtest"},
     "bench.readme": {
         *("bench", "bench.demo", "bench.quality", "bench.tiers", "bench.traces"),
         *("bench.transfers", "bench.verify", "bench.lab", "hiqcache"),
@@ -120,6 +120,13 @@ def test_one_package_imports_sglang(graph: dict[str, set[str]]) -> None:
     }
     assert importing
     assert {each for each in importing if not each.startswith(IMPORTS_SGLANG)} == set()
+
+
+def test_no_measurement_asks_its_servers_by_a_proxy(graph: dict[str, set[str]]) -> None:
+    """direct_http is the client; what streams says trust_env=False itself."""
+    by_proxy = {"requests", "urllib.request", "urllib3"}
+    asking = {module for module, imported in graph.items() if imported & by_proxy}
+    assert {module for module in asking if part(module).startswith("bench")} == set()
 
 
 def test_every_module_is_read(graph: dict[str, set[str]]) -> None:

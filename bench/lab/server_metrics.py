@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.lab.servers import Server
+from hiqcache import direct_http
 
 CAPACITY = "sglang:hicache_host_total_tokens"
 RESTORED_TOKENS = "sglang:load_back_tokens_total"
@@ -43,12 +43,10 @@ def by_label(page: str, label: str, prefix: str) -> dict[str, dict[str, float]]:
 
 
 def page_of(server: Server) -> str:
-    """The server's /metrics. Raises requests.RequestException."""
-    response = requests.get(f"{server.url}/metrics", timeout=60)
-    response.raise_for_status()
-    return response.text
+    """The server's /metrics. Raises HttpError."""
+    return direct_http.get(f"{server.url}/metrics", timeout=60).text
 
 
 def scrape(server: Server) -> dict[str, float]:
-    """The server's ``totals``. Raises requests.RequestException."""
+    """The server's ``totals``. Raises HttpError."""
     return totals(page_of(server))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-import requests
+from hiqcache import direct_http
 
 #: What stock SGLang needs to run on a machine without a GPU. --sleep-on-idle, and OpenMP threads
 #: that sleep while they wait: an idle server would otherwise spin on a core that another needs.
@@ -121,9 +121,8 @@ class Server:
                     f"{self.name} ended with status {self.process.returncode} before it served.\n"
                     + self.tail()
                 )
-            with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{self.url}/health", timeout=30).status_code == 200:
-                    return self
+            if direct_http.answers(f"{self.url}/health", timeout=30):
+                return self
             tick()
             time.sleep(0.5)
         raise ServerError(f"{self.name} did not serve within {timeout:.0f} s.\n{self.tail()}")

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import requests
 from numpy.typing import NDArray
+
+from hiqcache import direct_http
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int32]
@@ -45,7 +46,6 @@ class Scorer:
     def __init__(self, url: str, timeout: float = 600) -> None:
         self._url = url
         self._timeout = timeout
-        self._session = requests.Session()
 
     def score(
         self,
@@ -56,11 +56,11 @@ class Scorer:
     ) -> list[Scored]:
         """Score what follows the first ``prefix`` tokens, with the ``top`` best at each position.
 
-        A list of lists is answered as one batch. Raises requests.HTTPError.
+        A list of lists is answered as one batch. Raises HttpError.
         """
-        response = self._session.post(
+        response = direct_http.post(
             f"{self._url}/generate",
-            json={
+            {
                 "input_ids": tokens,
                 "sampling_params": {
                     "temperature": 0,
@@ -76,25 +76,23 @@ class Scorer:
             },
             timeout=self._timeout,
         )
-        response.raise_for_status()
         answer = response.json()
         return [_scored(one) for one in (answer if isinstance(answer, list) else [answer])]
 
     def fill(self, tokens: Sequence[int]) -> None:
         """Have a prefix computed and stored."""
-        response = self._session.post(
+        direct_http.post(
             f"{self._url}/generate",
-            json={
+            {
                 "input_ids": list(tokens),
                 "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
             },
             timeout=self._timeout,
         )
-        response.raise_for_status()
 
     def flush(self) -> None:
-        """Empty both tiers. Raises requests.HTTPError."""
-        self._session.post(f"{self._url}/flush_cache", timeout=self._timeout).raise_for_status()
+        """Empty both tiers. Raises HttpError."""
+        direct_http.post(f"{self._url}/flush_cache", timeout=self._timeout)
 
 
 def _scored(answer: dict[str, Any]) -> Scored:

@@ -36,7 +36,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import requests
 import torch
 
 from bench.lab import environment
@@ -44,6 +43,7 @@ from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, started
 from bench.lab.texts import TEXTS, tokens_of
 from bench.verify.prompts import Prompts, RandomPrompts, TextPrompts
 from bench.verify.stages import Sizes, capacity, check, exact, pressure
+from hiqcache.direct_http import HttpError
 
 
 def made_with() -> dict[str, Any]:
@@ -142,7 +142,7 @@ def main() -> int:
                 print(f"{server.name} serves", flush=True)
             with ThreadPoolExecutor(len(servers)) as pool:
                 list(pool.map(one, servers))
-        except (ServerError, requests.RequestException) as error:
+        except (ServerError, HttpError) as error:
             failures.append(str(error))
             failures += [server.tail(40) for server in servers.values()]
     save()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import requests
 from numpy.typing import NDArray
 
 from bench.lab.servers import Server
+from hiqcache import direct_http
 
 NEW_TOKENS = 4
 
@@ -25,10 +25,10 @@ class Reply(NamedTuple):
 def ask(
     server: Server, ids: Sequence[int], watched: Sequence[int], tokens: int = NEW_TOKENS
 ) -> Reply:
-    """Generate greedily from the prompt ``ids``. Raises requests.RequestException."""
-    response = requests.post(
+    """Generate greedily from the prompt ``ids``. Raises HttpError."""
+    answer = direct_http.post(
         f"{server.url}/generate",
-        json={
+        {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
             "return_logprob": True,
@@ -36,8 +36,7 @@ def ask(
         },
         timeout=300,
     )
-    response.raise_for_status()
-    meta = response.json()["meta_info"]
+    meta = answer.json()["meta_info"]
     details = meta.get("cached_tokens_details") or {}
     rows = [[entry[0] for entry in step] for step in meta["output_token_ids_logprobs"]]
     return Reply(

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 from transformers import AutoTokenizer
 
 from bench.demo import Answer, passages
@@ -20,6 +19,7 @@ from bench.lab.servers import Server
 from bench.lab.texts import tokens_of
 from bench.verify.prompts import TextPrompts
 from bench.verify.stages import Sizes, pressure
+from hiqcache import direct_http
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
 from hiqcache.record import RecordLayout, kv_parts
@@ -147,7 +147,7 @@ def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm, model: Pat
     """
     if arm.page_size != 1:
         pytest.skip("one page size is enough here; the pool test covers others")
-    requests.post(f"{arm.server.url}/flush_cache", timeout=60).raise_for_status()
+    direct_http.post(f"{arm.server.url}/flush_cache", timeout=60)
     sizes = Sizes(0, 0, short_prompts=64, short_tokens=100, requests=80, concurrency=1)
     tokens = tokens_of("opticks", AutoTokenizer.from_pretrained(model))
     found = pressure(arm.server, sizes, TextPrompts(tokens))
