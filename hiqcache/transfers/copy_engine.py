@@ -11,13 +11,22 @@ Way = Literal["to_device", "to_host"]
 
 
 class CopyEngine(Protocol):
-    """Copies on a stream of its own for each way, ordered by events with the current stream."""
+    """Copies on a stream of its own for each way, ordered by events with ``stream``.
 
-    def mark(self) -> Any:
-        """What is enqueued on the current stream by now."""
+    ``stream`` is the handle of the stream that is current in a transfer.
+    """
 
-    def wait(self, event: Any) -> None:
-        """Have the current stream wait for ``event``."""
+    def event(self) -> Any:
+        """An event that can be recorded again and again; one that never was holds nobody up."""
+
+    def record(self, event: Any, stream: int | None) -> None:
+        """Record ``event`` behind what is enqueued on ``stream`` by now."""
+
+    def wait(self, event: Any, stream: int | None) -> None:
+        """Have ``stream`` wait for ``event`` as it was recorded last."""
+
+    def hold(self, way: Way, event: Any) -> None:
+        """Have the copies of ``way`` that follow wait for ``event`` as it was recorded last."""
 
     def copy(
         self,
@@ -25,9 +34,9 @@ class CopyEngine(Protocol):
         targets: Sequence[int],
         sources: Sequence[int],
         sizes: Sequence[int],
-        after: Sequence[Any],
-    ) -> Any:
-        """Enqueue copies between addresses once all of ``after`` has passed; their event."""
+        done: Any,
+    ) -> None:
+        """Enqueue copies between addresses, and record ``done`` behind them."""
 
 
 #: CUDA's version as drivers and runtimes count it. 12.8 has the call in another form, untried.
@@ -63,7 +72,7 @@ class CudaCopyEngine:
             raise ValueError(f"transfer dma needs {missing} Or use HIQCACHE_TRANSFER=fused.")
         from cuda.bindings import runtime
 
-        self._batch = runtime.cudaMemcpyBatchAsync
+        self._runtime = runtime
         self._success = runtime.cudaError_t.cudaSuccess
         attributes = runtime.cudaMemcpyAttributes()
         attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
@@ -73,14 +82,24 @@ class CudaCopyEngine:
             way: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for way in ("to_device", "to_host")
         }
+        self._handles = {way: stream.cuda_stream for way, stream in self._streams.items()}
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+    # The runtime's own calls: torch's objects take several times as long, for every batch.
+
+    def event(self) -> Any:
+        flags = self._runtime.cudaEventDisableTiming
+        error, event = self._runtime.cudaEventCreateWithFlags(flags)
+        self._check("cudaEventCreateWithFlags", error)
         return event
 
-    def wait(self, event: torch.cuda.Event) -> None:
-        event.wait()
+    def record(self, event: Any, stream: int | None) -> None:
+        self._check("cudaEventRecord", *self._runtime.cudaEventRecord(event, stream))
+
+    def wait(self, event: Any, stream: int | None) -> None:
+        self._check("cudaStreamWaitEvent", *self._runtime.cudaStreamWaitEvent(stream, event, 0))
+
+    def hold(self, way: Way, event: Any) -> None:
+        self.wait(event, self._handles[way])
 
     def copy(
         self,
@@ -88,16 +107,15 @@ class CudaCopyEngine:
         targets: Sequence[int],
         sources: Sequence[int],
         sizes: Sequence[int],
-        after: Sequence[Any],
-    ) -> torch.cuda.Event:
-        stream = self._streams[way]
-        for event in after:
-            stream.wait_event(event)
-        result = self._batch(
-            targets, sources, sizes, len(sizes), self._attributes, [0], 1, stream.cuda_stream
+        done: Any,
+    ) -> None:
+        stream = self._handles[way]
+        result = self._runtime.cudaMemcpyBatchAsync(
+            targets, sources, sizes, len(sizes), self._attributes, [0], 1, stream
         )
-        if result[0] != self._success:
-            raise RuntimeError(f"cudaMemcpyBatchAsync of {len(sizes)} pieces failed: {result[0]}")
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(stream)
-        return done
+        self._check("cudaMemcpyBatchAsync", result[0])
+        self.record(done, stream)
+
+    def _check(self, call: str, error: Any) -> None:
+        if error != self._success:
+            raise RuntimeError(f"{call} failed: {error.name}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy
 import torch
 
 from hiqcache.codecs.base import Codec
-from hiqcache.record import Planes
+from hiqcache.record import ALIGNMENT, Planes, round_up
 from hiqcache.transfers.base import Arena, Transfer
 from hiqcache.transfers.batches import Batch, cut
 from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
@@ -22,12 +22,16 @@ from hiqcache.transfers.row_kernels import RowKernels, check_codec, check_memory
 
 
 class _Slot:
-    """Memory of the ring for one batch; ``free``: the event of its last use, if there was one."""
+    """Memory of the ring for one batch.
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    ``copied``: the event of its last copy. ``free``: the event of its last use, copy or kernel.
+    """
+
+    def __init__(self, memory: torch.Tensor, engine: CopyEngine) -> None:
         self.memory = memory
         self.address = memory.data_ptr()
-        self.free: Any = None
+        self.copied, self.used = engine.event(), engine.event()
+        self.free = self.used
 
 
 @dataclass
@@ -41,9 +45,7 @@ class _Restore:
     #: The first layer that it does not have.
     stop: int
     to_copy: Iterator[Batch]
-    #: What the copies of this restore come after.
-    begun: Any
-    copied: deque[tuple[Batch, _Slot, Any]] = field(default_factory=deque)
+    copied: deque[tuple[Batch, _Slot]] = field(default_factory=deque)
 
 
 class DmaTransfer(Transfer):
@@ -97,7 +99,7 @@ class DmaTransfer(Transfer):
         self._fused = FusedTransfer(codec, arena, device)
         self._least_bytes = least_bytes
         self._chunk, self._page_size = layout.chunk_bytes, layout.page_size
-        self._slot_bytes = max(slot_bytes, self._chunk)
+        self._slot_bytes = round_up(max(slot_bytes, self._chunk), ALIGNMENT)
         self._address = arena.buffer.data_ptr()
         plane = arena.planes[0].codes
         self._page_stride, self._layer_stride = plane.page_stride, plane.layer_stride
@@ -111,7 +113,8 @@ class DmaTransfer(Transfer):
         memory = torch.empty(
             (slots, self._slot_bytes), dtype=torch.uint8, device=rows.device
         )  # torch aligns it
-        self._ring = deque(_Slot(part) for part in memory)
+        self._ring = deque(_Slot(part, self._engine) for part in memory)
+        self._begun = self._engine.event()
         self._ring_bytes = memory.nbytes
         kernels = codec, self.device, planes, layout.page_size, memory[0]
         self._encode = RowKernels(
@@ -139,22 +142,26 @@ class DmaTransfer(Transfer):
         if pages is None:
             self._fused.backup(host_indices, device_indices)
             return
+        # It takes the ring: of a restore that is not complete, layers to come are copied anew.
+        self._restore = None
         device = self._on_device(device_indices)
-        done = None
+        stream, engine = self._encode.stream(), self._engine
+        slot = None
         for batch in cut(range(self.layers), len(pages), self._chunk, self._slot_bytes):
             slot = self._next_slot()
-            if slot.free is not None:
-                self._engine.wait(slot.free)
+            engine.wait(slot.free, stream)
             self._launch(self._encode, batch, slot, device)
+            engine.record(slot.used, stream)
+            engine.hold("to_host", slot.used)
             ring, arena, sizes = self._pieces(batch, slot, pages)
-            done = self._engine.copy("to_host", arena, ring, sizes, [self._engine.mark()])
-            slot.free = done
-        if done is not None:
+            engine.copy("to_host", arena, ring, sizes, slot.copied)
+            slot.free = slot.copied
+        if slot is not None:
             # Copies of one way follow each other: the last is the end of all.
-            self._engine.wait(done)
+            engine.wait(slot.copied, stream)
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        stream = self._decode.stream()
+        stream, engine = self._decode.stream(), self._engine
         run, self._restore = self._restore, None
         if self._asking.begins(layer, host_indices, device_indices, stream) or run is None:
             pages = self._pages(host_indices)
@@ -164,31 +171,35 @@ class DmaTransfer(Transfer):
             # Who starts in the middle may not go on.
             layers = range(layer, self.layers if layer == 0 else layer + 1)
             batches = cut(layers, len(pages), self._chunk, self._slot_bytes)
-            run = _Restore(pages, layers.stop, batches, self._engine.mark())
-            self._copy_ahead(run)
+            run = _Restore(pages, layers.stop, batches)
+            # All that the stream was to wait for, the copies wait for too.
+            engine.record(self._begun, stream)
+            engine.hold("to_device", self._begun)
+            self._copy_ahead(run, 1)
         device = self._on_device(device_indices)
         while run.copied and run.copied[0][0].layer <= layer:
-            batch, slot, copied = run.copied.popleft()
-            self._engine.wait(copied)
+            batch, slot = run.copied.popleft()
+            engine.wait(slot.copied, stream)
             self._launch(self._decode, batch, slot, device)
-            slot.free = self._engine.mark()
-            self._copy_ahead(run)
+            engine.record(slot.used, stream)
+            slot.free = slot.used
+            self._copy_ahead(run, len(self._ring))
         # Nothing is kept of a restore that is complete, or that has failed.
         if layer + 1 < run.stop:
             self._restore = run
 
-    def _copy_ahead(self, run: _Restore) -> None:
-        """Enqueue copies into all of the ring that this restore's batches are not in."""
-        while len(run.copied) < len(self._ring):
+    def _copy_ahead(self, run: _Restore, most: int) -> None:
+        """Enqueue copies until ``most`` batches of the restore wait to be decoded."""
+        while len(run.copied) < most:
             batch = next(run.to_copy, None)
             if batch is None:
                 return
             slot = self._next_slot()
+            self._engine.hold("to_device", slot.free)
             ring, arena, sizes = self._pieces(batch, slot, run.pages)
-            after = [run.begun] if slot.free is None else [run.begun, slot.free]
-            copied = self._engine.copy("to_device", ring, arena, sizes, after)
-            slot.free = copied
-            run.copied.append((batch, slot, copied))
+            self._engine.copy("to_device", ring, arena, sizes, slot.copied)
+            slot.free = slot.copied
+            run.copied.append((batch, slot))
 
     def _next_slot(self) -> _Slot:
         """The slot whose turn it is: both ways share the ring."""
@@ -197,15 +208,15 @@ class DmaTransfer(Transfer):
         return slot
 
     def _launch(self, kernels: RowKernels, batch: Batch, slot: _Slot, device: torch.Tensor) -> None:
-        size = self._page_size
-        rows = device[batch.page * size : (batch.page + batch.pages) * size]
-        tokens = len(rows)
-        places = self._places[batch.layers - 1][:tokens]
+        size, tokens = self._page_size, device.numel()
+        if batch.pages * size != tokens:
+            device = device[batch.page * size : (batch.page + batch.pages) * size]
+            tokens = batch.pages * size
         kernels(
             kernels.grid(tokens, batch.layers),
             slot.memory,
-            places,
-            rows,
+            self._places[batch.layers - 1],
+            device,
             batch.layer,
             batch.layers,
             # The kernel counts layers of the pool, the slot begins with the batch's first.

@@ -108,7 +108,9 @@ class RowKernels:
         layers: int,
         shift: int = 0,
     ) -> None:
-        """Serve ``layers`` layers from ``layer`` on: record slots ``host``, rows ``device``.
+        """Serve ``layers`` layers from ``layer`` on: rows ``device``, record slots ``host``.
+
+        ``host`` may hold more slots than are needed.
 
         ``grid``: programs along tiles, along layers. ``shift`` bytes are added to where records
         lie. Enqueued on the current stream.
@@ -146,7 +148,7 @@ class RowKernels:
             where = tuple(base + shift for base in where)  # type: ignore[assignment]
         return (
             *(memory, *self._fixed, *where, *self._layer_strides, *self._strides),
-            *(host, device, host.numel(), layer, layers),
+            *(host, device, device.numel(), layer, layers),
         )
 
     def _check(self) -> None:

@@ -25,10 +25,16 @@ class CpuEngine:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
-    def mark(self) -> None:
+    def event(self) -> None:
         return None
 
-    def wait(self, event: None) -> None:
+    def record(self, event: None, stream: int | None) -> None:
+        pass
+
+    def wait(self, event: None, stream: int | None) -> None:
+        pass
+
+    def hold(self, way: Way, event: None) -> None:
         pass
 
     def copy(
@@ -37,7 +43,7 @@ class CpuEngine:
         targets: Sequence[int],
         sources: Sequence[int],
         sizes: Sequence[int],
-        after: Sequence[Any],  # noqa: ARG002
+        done: None,  # noqa: ARG002
     ) -> None:
         self.batches.append(list(sizes))
         for target, source, size in zip(targets, sources, sizes, strict=True):
@@ -174,6 +180,22 @@ def test_restores_that_are_given_up_or_begin_anywhere(device: torch.device) -> N
         reference.restore(layer, slots, targets.cpu())
     synchronize()
     # What was copied ahead of a given-up restore went no further than the ring.
+    assert same(pool.rows(), expected.rows())
+
+
+def test_a_backup_amid_a_restore_takes_nothing_from_it(device: torch.device) -> None:
+    pool = Pool(BASE.but(layers=6), device).fill()
+    reference, expected = pool.reference()
+    host, rows = page_indices(pool, 5)
+    transfer = dma(pool, slot_bytes=30_000)
+    for each, targets in ((transfer, rows), (reference, rows.cpu())):
+        each.backup(host, targets)
+        for layer in range(6):
+            if layer in (1, 3):
+                each.backup(host.flip(0).view(5, 16).flip(1).flatten(), targets)
+            each.restore(layer, host, targets)
+    synchronize()
+    assert torch.equal(pool.arena.buffer, expected.arena.buffer)
     assert same(pool.rows(), expected.rows())
 
 

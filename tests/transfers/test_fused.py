@@ -255,7 +255,8 @@ def test_it_refuses_a_head_dim_that_is_no_multiple_of_16(device: torch.device) -
     codec = get_codec("int8")
     rows = [torch.zeros(4, 2, 24, dtype=torch.bfloat16, device=device)]
     layout = RecordLayout(1, 1, (RowFormat(48, 4), RowFormat(48, 4)))
-    arena = Arena(torch.zeros(layout.arena_bytes(4), dtype=torch.uint8), layout, 4)
+    memory = torch.zeros(layout.arena_bytes(4), dtype=torch.uint8)
+    arena = Arena(memory.pin_memory() if device.type == "cuda" else memory, layout, 4)
     with pytest.raises(ValueError, match=r"multiple of 16; this model's is 24"):
         FusedTransfer(codec, arena, (rows, rows))
 
