@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import requests
 import urllib3
 
+from loadtest.token_times import TokenTimes
 from loadtest.workloads.base import Request
 
 Outcome = Literal["ok", "error", "timeout", "truncated"]
@@ -27,15 +28,13 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass
-class Sample:
-    """What became of one request; times in seconds from sending it.
+class Sample(TokenTimes):
+    """What became of one request, and when its tokens came.
 
     outcome: ``ok`` where the stream came to its end; ``error`` for a refused connection, an HTTP
         status other than 200, an error inside the stream or an aborted request; ``timeout`` where
-        it took too long; ``truncated`` where it broke off before its end was announced.
-    ttft: until the first token. Meaningful, like every time here, only where the outcome is ok.
-    itl: gaps between tokens; a chunk of n tokens counts as n equal gaps.
-    e2e: until the end of the stream.
+        it took too long; ``truncated`` where it broke off before its end was announced. Times mean
+        something only where it is ok.
     cached_device, cached_host: prompt tokens that came from L1 and from L2.
     """
 
@@ -43,21 +42,10 @@ class Sample:
     arm: str
     outcome: Outcome
     detail: str = ""
-    ttft: float = 0.0
-    e2e: float = 0.0
-    itl: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
-    output_tokens: int = 0
     cached_device: int = 0
     cached_host: int = 0
     text: str = ""
-
-    @property
-    def tpot(self) -> float | None:
-        """Seconds a token after the first; None where there was only one."""
-        if self.output_tokens < 2:
-            return None
-        return (self.e2e - self.ttft) / (self.output_tokens - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for Locust's own messages; the text stays behind."""
@@ -99,7 +87,7 @@ def send(
                 sample.outcome = "error"
                 sample.detail = f"HTTP {response.status_code}: {response.text[:200]}"
                 return sample
-            _read(sample, response, start, timeout)
+            _read(sample, response, start, timeout, request.max_tokens)
     # urllib3's own read timeout passes through requests unwrapped while a body is streamed.
     except (requests.Timeout, urllib3.exceptions.ReadTimeoutError, TimeoutError) as error:
         sample.outcome, sample.detail = "timeout", f"{type(error).__name__} after {timeout:g} s"
@@ -115,10 +103,11 @@ def send(
     return sample
 
 
-def _read(sample: Sample, response: requests.Response, start: float, timeout: float) -> None:
+def _read(
+    sample: Sample, response: requests.Response, start: float, timeout: float, most: int
+) -> None:
     """Fill ``sample`` from the stream. Raises what requests raises, and _StreamFailedError."""
     finished = False
-    last = 0.0
     texts: list[str] = []
     for moment, payload in _events(response):
         now = moment - start
@@ -126,38 +115,59 @@ def _read(sample: Sample, response: requests.Response, start: float, timeout: fl
             raise TimeoutError
         if payload == "[DONE]":
             if finished:
-                sample.outcome, sample.e2e, sample.text = "ok", now, "".join(texts)
+                sample.outcome, sample.text = "ok", "".join(texts)
+                sample.end(now)
             else:
                 sample.detail = "[DONE] without a finish reason"
             return
-        event = json.loads(payload)
-        if "error" in event:
-            raise _StreamFailedError(str(event["error"]))
-        tokens = _account(sample, event)
-        for choice in event.get("choices") or ():
-            texts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
-            if choice.get("finish_reason") == "abort":
-                raise _StreamFailedError("the server aborted the request")
-            finished = finished or choice.get("finish_reason") is not None
-        if tokens and not last:
-            sample.ttft = last = now
-            # Tokens that share the first chunk came at its moment: they have no gap to report.
-        elif tokens:
-            sample.itl.extend([(now - last) / tokens] * tokens)
-            last = now
+        try:
+            finished = _take(sample, json.loads(payload), now, most, texts) or finished
+            if sample.output_tokens > most:
+                raise _StreamFailedError(f"more tokens than the {most} that were asked for")
+        except (TypeError, AttributeError) as error:
+            raise _StreamFailedError(f"this is no chunk of a completion: {payload}") from error
     sample.detail = "the stream ended without [DONE]"
 
 
-def _account(sample: Sample, event: dict[str, Any]) -> int:
-    """Take an event's token counts into ``sample``; returns how many tokens are new."""
+def _take(sample: Sample, event: Any, now: float, most: int, texts: list[str]) -> bool:
+    """Take an event into ``sample`` and ``texts``; whether it ends the answer.
+
+    What a server leaves out or gives as null stays as it was. Raises _StreamFailedError, and
+    TypeError or AttributeError for an event of another shape.
+    """
+    if event.get("error") is not None:
+        raise _StreamFailedError(str(event["error"]))
     usage = event.get("usage") or {}
-    new: int = max(0, usage.get("completion_tokens", 0) - sample.output_tokens)
-    sample.output_tokens += new
-    sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
     cached = (event.get("sglext") or {}).get("cached_tokens_details") or {}
-    sample.cached_device = cached.get("device", sample.cached_device)
-    sample.cached_host = cached.get("host", sample.cached_host)
-    return new
+    for name, given in (
+        ("prompt_tokens", usage.get("prompt_tokens")),
+        ("cached_device", cached.get("device")),
+        ("cached_host", cached.get("host")),
+    ):
+        if given is not None:
+            setattr(sample, name, _count(given))
+    if (tokens := usage.get("completion_tokens")) is not None:
+        # One too many is enough to be refused; a nonsensical count must not become as many gaps.
+        sample.chunk(min(_count(tokens), most + 1), now)
+    finished = False
+    for choice in event.get("choices") or ():
+        texts.append(_text(choice.get("text") or (choice.get("delta") or {}).get("content") or ""))
+        if choice.get("finish_reason") == "abort":
+            raise _StreamFailedError("the server aborted the request")
+        finished = finished or choice.get("finish_reason") is not None
+    return finished
+
+
+def _count(given: object) -> int:
+    if not isinstance(given, int) or given < 0:
+        raise TypeError(f"a count of tokens is {given!r}")
+    return given
+
+
+def _text(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"a text is {given!r}")
+    return given
 
 
 def _events(response: requests.Response) -> Iterator[tuple[float, str]]:

@@ -8,13 +8,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
 from bench.lab.server_metrics import totals
+from loadtest.token_times import TokenTimes
 
 #: SGLang refuses to flush while a request or a backup is in flight.
 FLUSH_WITHIN_S = 60.0
@@ -25,18 +26,13 @@ class BenchError(RuntimeError):
 
 
 @dataclass
-class Timing:
-    """One answered request, in seconds from sending it.
+class Timing(TokenTimes):
+    """One answered request, and when its tokens came.
 
-    itl: gaps between tokens; a chunk of n tokens counts as n equal gaps.
     device, host: prompt tokens that came from L1 and from L2.
     """
 
     prompt: int
-    ttft: float = 0.0
-    e2e: float = 0.0
-    itl: list[float] = field(default_factory=list)
-    output: int = 0
     device: int = 0
     host: int = 0
 
@@ -46,7 +42,7 @@ class Timing:
             "prompt": self.prompt,
             "device": self.device,
             "host": self.host,
-            "output": self.output,
+            "output": self.output_tokens,
             "ttft_ms": round(self.ttft * 1e3, 3),
             "e2e_ms": round(self.e2e * 1e3, 3),
             "itl_ms": [round(gap * 1e3, 2) for gap in self.itl],
@@ -99,7 +95,7 @@ class Client:
             }
         ).encode()
         timing = Timing(len(tokens))
-        start = last = time.perf_counter()
+        start = time.perf_counter()
         async with self._open.post(
             "/generate", data=body, headers={"Content-Type": "application/json"}
         ) as response:
@@ -107,15 +103,20 @@ class Client:
                 raise BenchError(f"/generate: HTTP {response.status}: {await response.text()}")
             async for line in response.content:
                 now = time.perf_counter()
-                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                if not line.startswith(b"data: "):
+                    continue
+                if line.startswith(b"data: [DONE]"):
+                    timing.end(now - start)
                     continue
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
                     raise BenchError(f"/generate: {chunk['error']}")
-                last = _count(timing, chunk["meta_info"], start, last, now)
-        timing.e2e = last - start
-        if timing.output != output:
-            raise BenchError(f"/generate: {timing.output} of {output} tokens came")
+                _take(timing, chunk["meta_info"], now - start)
+        if timing.output_tokens != output or not timing.e2e:
+            raise BenchError(
+                f"/generate: {timing.output_tokens} of {output} tokens came, and "
+                f"{'its' if timing.e2e else 'no'} [DONE]"
+            )
         return timing
 
     async def flush(self) -> None:
@@ -145,21 +146,12 @@ class Client:
             return totals(await response.text())
 
 
-def _count(timing: Timing, meta: dict[str, Any], start: float, last: float, now: float) -> float:
-    """Enter a chunk; returns when the last token came."""
+def _take(timing: Timing, meta: dict[str, Any], now: float) -> None:
+    """Enter a chunk."""
     cached = meta.get("cached_tokens_details") or {}
     timing.device = int(cached.get("device", timing.device))
     timing.host = int(cached.get("host", timing.host))
-    fresh = int(meta["completion_tokens"]) - timing.output
-    if fresh <= 0:
-        return last
-    if not timing.output:
-        timing.ttft = now - start
-        timing.itl += [0.0] * (fresh - 1)
-    else:
-        timing.itl += [(now - last) / fresh] * fresh
-    timing.output += fresh
-    return now
+    timing.chunk(int(meta["completion_tokens"]), now)
 
 
 @dataclass

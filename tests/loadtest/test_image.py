@@ -18,5 +18,5 @@ def test_the_load_image_carries_loadtest_alone() -> None:
     folder = ROOT / "loadtest"
     assert {path.relative_to(folder).parts[0] for path in folder.rglob("*.py")} == {
         *("__init__.py", "locustfile.py", "options.py", "streaming.py", "summary.py"),
-        *("telemetry.py", "web_page.py", "workloads"),
+        *("telemetry.py", "token_times.py", "web_page.py", "workloads"),
     }

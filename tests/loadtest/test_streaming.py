@@ -6,11 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import requests
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from loadtest.streaming import Sample, send
@@ -190,6 +193,71 @@ def test_failures_are_told_apart_and_enter_no_latency(
     labels = f'arm="arm",outcome="{outcome}",workload="load"'
     assert f"hiqcache_load_requests_total{{{labels}}} 1.0" in page
     assert 'hiqcache_load_ttft_seconds_count{arm="arm",workload="load"} 0.0' in page
+
+
+def test_counts_that_a_server_leaves_open_change_nothing(ask: Callable[..., Sample]) -> None:
+    def script(handler: Handler) -> None:
+        handler.begin()
+        handler.event({"choices": [{"text": None, "delta": None, "finish_reason": None}]})
+        handler.event({"usage": {"prompt_tokens": None, "completion_tokens": None}})
+        handler.event({**chunk(2, "stop"), "sglext": {"cached_tokens_details": None}})
+        handler.event({"choices": None, "usage": None, "sglext": None, "error": None})
+        handler.event({"sglext": {"cached_tokens_details": {"device": None, "host": None}}})
+        handler.event("[DONE]")
+        handler.end()
+
+    sample = ask(script)
+    assert (sample.outcome, sample.detail) == ("ok", "")
+    assert (sample.prompt_tokens, sample.output_tokens, sample.cached_host) == (9, 2, 0)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                (
+                    *("choices", "usage", "sglext", "error", "text", "delta", "content"),
+                    *("finish_reason", "completion_tokens", "prompt_tokens", "device", "host"),
+                    "cached_tokens_details",
+                )
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(event=_JSON)
+@example(event=None)
+@example(event={"choices": [None]})
+@example(event={"usage": {"completion_tokens": "3"}})
+@example(event={"usage": {"completion_tokens": 3.5}})
+@example(event={"usage": {"completion_tokens": 10**15}})
+@example(event={"usage": {"prompt_tokens": -1}})
+@example(event={"choices": [{"text": 7}]})
+@example(event={"choices": {"text": "x"}})
+def test_whatever_an_event_holds_nothing_is_raised(
+    ask: Callable[..., Sample], event: object
+) -> None:
+    def script(handler: Handler) -> None:
+        handler.begin()
+        handler.event(chunk(1))
+        handler.event(json.dumps(event))
+        handler.event(chunk(2, "stop"))
+        handler.event("[DONE]")
+        handler.end()
+
+    sample = ask(script)
+    assert sample.outcome in ("ok", "error")
+    # What came must go into the figures and to Locust's master.
+    assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == replace(sample, text="")
+    Summary().add(sample)
+    Telemetry().observe(sample)
 
 
 def test_a_refused_connection_is_an_error() -> None:
