@@ -40,6 +40,7 @@ def diagnose(pool: Pool | None) -> Iterator[Check]:
     """Every check, in the order in which a start would trip over them."""
     yield _python()
     yield _sglang()
+    yield from _contract()
     settings = yield from _settings()
     yield from _plugins()
     yield from _device(settings)
@@ -80,6 +81,21 @@ def _sglang() -> Check:
         f"{found}; HiQCache uses internals of {SUPPORTED_SGLANG}: pip install "
         f"sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for {found}.",
     )
+
+
+def _contract() -> Iterator[Check]:
+    """What HiQCache needs of the installed SGLang, by its source."""
+    from hiqcache.sglang.contract import breaches, terms
+    from hiqcache.sglang.source import Source
+
+    source = Source.installed()
+    if source is None:
+        return  # said above
+    lacking = breaches(source)
+    for sentence in lacking:
+        yield Check(False, "contract", f"{sentence} Reinstall sglang=={SUPPORTED_SGLANG}.")
+    if not lacking:
+        yield Check(True, "contract", f"{len(terms())} names, behaviours and metrics of SGLang")
 
 
 def _settings() -> Generator[Check, None, Settings]:

@@ -9,13 +9,20 @@ from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
 from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
-from hiqcache.model import HostPool, Model
+from hiqcache.model import Model
 from hiqcache.record import Format, RecordLayout, tokens_in_gigabytes
 from hiqcache.settings import STOCK
 
 #: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
 PAGE_SIZE = 64
+
+#: Codecs by transfer, in the order of a plan, and how each lays its records out.
+WAYS: tuple[tuple[str, str, Format], ...] = (
+    (STOCK, "stock", "packed"),
+    *((name, "fused", "packed") for name in CODEC_NAMES),
+    ("int8", "mover", "padded"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,37 +72,42 @@ def gigabytes_of(model: Model, host_gb: float) -> list[float]:
 def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
     """Capacities of one rank's pools, ``host_gb`` decimal GB together, as SGLang sizes them.
 
-    Raises ValueError for a size or page size that is not positive.
+    All pools of a model grow by one factor over SGLang's own, recurrent state included: a window
+    or a state is of use only with the rest of its prefix. Raises ValueError for a size or page
+    size that is not positive.
     """
     if host_gb <= 0:
         raise ValueError(f"the pool's size must be positive, not {host_gb:g} GB.")
     if page_size < 1:
         raise ValueError(f"the page size must be at least 1, not {page_size}.")
+    shares = gigabytes_of(model, host_gb)
     rows: list[Row] = []
-    for pool, gigabytes in zip(model.pools, gigabytes_of(model, host_gb), strict=True):
-        rows += _rows_of(pool, model.family, gigabytes, page_size)
-    return rows
+    for codec, transfer, record_format in WAYS:
+        refused, kept = model.family.refused if codec != STOCK else "", []
+        for pool in model.pools:
+            try:
+                kept.append(_bytes_per_token(pool.geometry, codec, page_size, record_format))
+            except ValueError as error:
+                refused = str(error)
+        if refused:
+            rows += [Row(pool.label, codec, transfer, 0, 0, 0.0, refused) for pool in model.pools]
+            continue
+        stock = [pool.geometry.stock_bytes_per_token for pool in model.pools]
+        sizes = [gb * ours / own for gb, ours, own in zip(shares, kept, stock, strict=True)]
+        growth = host_gb / (host_gb - sum(shares) + sum(sizes))
+        for pool, size, ours, own, gb in zip(model.pools, sizes, kept, stock, shares, strict=True):
+            tokens = tokens_in_gigabytes(size * growth, ours, page_size)
+            gain = tokens / tokens_in_gigabytes(gb, own, page_size)
+            rows.append(Row(pool.label, codec, transfer, ours, tokens, gain))
+    return sorted(rows, key=lambda row: [pool.label for pool in model.pools].index(row.pool))
 
 
-def _rows_of(pool: HostPool, family: Family, gigabytes: float, page_size: int) -> list[Row]:
-    geometry, label = pool.geometry, pool.label
-    stock = geometry.stock_bytes_per_token
-    stock_tokens = tokens_in_gigabytes(gigabytes, stock, page_size)
-    rows = [Row(label, STOCK, "stock", stock, stock_tokens, 1.0)]
-    ways: list[tuple[str, str, Format]] = [(name, "fused", "packed") for name in CODEC_NAMES]
-    for codec, transfer, record_format in [*ways, ("int8", "mover", "padded")]:
-        if family.refused:
-            rows.append(Row(label, codec, transfer, 0, 0, 0.0, family.refused))
-            continue
-        try:
-            layout = layout_for(geometry, codec, page_size, record_format)
-        except ValueError as error:
-            rows.append(Row(label, codec, transfer, 0, 0, 0.0, str(error)))
-            continue
-        tokens = tokens_in_gigabytes(gigabytes, layout.bytes_per_token, page_size)
-        gain = tokens / stock_tokens
-        rows.append(Row(label, codec, transfer, layout.bytes_per_token, tokens, gain))
-    return rows
+def _bytes_per_token(
+    geometry: KVGeometry, codec: str, page_size: int, record_format: Format
+) -> int:
+    if codec == STOCK:
+        return geometry.stock_bytes_per_token
+    return layout_for(geometry, codec, page_size, record_format).bytes_per_token
 
 
 def as_table(rows: Sequence[Row]) -> str:

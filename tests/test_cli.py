@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 
 from hiqcache.cli import main
 from hiqcache.compatibility import FAMILIES
+from hiqcache.geometry import KVGeometry
+from hiqcache.model import HostPool, Model
+from hiqcache.plan import plan
 from hiqcache.sglang.host_memory import memory_left, reserve_bytes
 from tests.model_folders import (
     DEEPSEEK_V3,
@@ -120,6 +124,36 @@ def test_plan_shares_the_bytes_as_sglang_does(
     assert kv["gigabytes"] == pytest.approx(9 / 1.9)  # 1 to 0.9 of state
 
 
+@pytest.mark.parametrize(
+    ("pools", "state", "gain"),
+    [
+        ((HostPool("kv", KVGeometry.of_heads(12, 2, 256)),), 0.0, 24_576 / 12_384),
+        # State stays as it is, and grows with the rest: a prefix is of use with both.
+        ((HostPool("kv", KVGeometry.of_heads(12, 2, 256)),), 0.9, 1.9 / (12_384 / 24_576 + 0.9)),
+        (
+            (
+                HostPool("full", KVGeometry.of_heads(12, 8, 64)),
+                HostPool("swa", KVGeometry.of_heads(24, 4, 128), 0.8),
+            ),
+            0.0,
+            (24_576 + 0.8 * 49_152) / (12_672 + 0.8 * 24_960),
+        ),
+    ],
+    ids=["plain", "state", "windows"],
+)
+def test_all_pools_of_a_model_grow_by_one_factor_within_the_same_bytes(
+    pools: tuple[HostPool, ...], state: float, gain: float
+) -> None:
+    served = replace(FAMILIES["sliding"], refused="")
+    model = Model(Path("model"), served, pools, "a test", state_share=state)
+    rows = [row for row in plan(model, 50) if row.codec == "int8" and row.transfer == "fused"]
+    assert [row.pool for row in rows] == [pool.label for pool in pools]
+    assert [row.gain for row in rows] == pytest.approx([gain] * len(rows), rel=1e-3)
+    taken = sum(row.tokens * row.bytes_per_token for row in rows) / 1e9
+    states = 50 * state / (1 + state) * gain
+    assert taken + states == pytest.approx(50, rel=1e-3)
+
+
 def test_sglang_shares_as_the_plan_says() -> None:
     """The split, and the ratios that it rests on, are SGLang's."""
     from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _split_hicache_size
@@ -182,6 +216,7 @@ def test_doctor_is_content_with_this_environment(model: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok   SGLang: 0.5.23" in done.stdout
     assert "ok   plug-in: seen by SGLang, with hiqcache" in done.stdout
+    assert "ok   contract: " in done.stdout
     assert "ok   model: Plain attention (MHA, GQA, MQA), read from SGLang 0.5.23's" in done.stdout
     assert "74,880 B per token" in done.stdout
     assert "FIX" not in done.stdout
@@ -222,6 +257,27 @@ def test_doctor_names_both_versions_of_sglang(tmp_path: Path) -> None:
     done = run("doctor", SGLANG_PLATFORM="hiqcache_cpu", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "FIX  SGLang: 0.5.99; HiQCache uses internals of 0.5.23" in done.stdout
+
+
+def test_doctor_names_a_seam_that_moved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hiqcache.sglang.source import Source
+
+    installed = Source.installed()
+    assert installed is not None
+
+    def read(path: str) -> str | None:
+        text = installed.read(path)
+        return None if text is None else text.replace("def evict_host(", "def drop_host(")
+
+    monkeypatch.setattr(Source, "installed", lambda: Source("0.5.23", read))
+    monkeypatch.setenv("SGLANG_PLATFORM", "hiqcache_cpu")
+    assert main(["doctor"]) == 1
+    assert (
+        "FIX  contract: sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.evict_host"
+        in (capsys.readouterr().out)
+    )
 
 
 def test_doctor_refuses_a_pool_larger_than_memory(
