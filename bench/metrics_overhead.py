@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-#: Qwen3-8B.
-LAYERS, HEADS, HEAD_DIM = 36, 8, 128
+from bench.lab.shapes import QWEN3_8B
+
+LAYERS = QWEN3_8B.layers
+HEADS, HEAD_DIM = QWEN3_8B.parts[0].heads, QWEN3_8B.parts[0].width
 
 #: The limit that the project sets itself.
 LIMIT = 1.01

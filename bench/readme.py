@@ -102,9 +102,9 @@ TABLES: Mapping[str, Loader] = MappingProxyType(
         "quality-float16": _one(
             "quality/SmolLM2-135M-Instruct-float16/summary.json", quality.table
         ),
-        "experiment-a": _one("h200/experiment_a.json", lambda s: tables.same_tokens(s).markdown()),
-        "experiment-b": _one("h200/experiment_b.json", lambda s: tables.same_bytes(s).markdown()),
-        "pairs": _one("h200/experiment_b.json", lambda s: tables.pairs(s).markdown()),
+        "same-tokens": _one("h200/same_tokens.json", lambda s: tables.same_tokens(s).markdown()),
+        "same-bytes": _one("h200/same_bytes.json", lambda s: tables.same_bytes(s).markdown()),
+        "pairs": _one("h200/same_bytes.json", lambda s: tables.pairs(s).markdown()),
         "sweep": _one("h200/sweep.json", lambda s: tables.sweep(s).markdown()),
         "traces": _traces,
         "replays": _replays,

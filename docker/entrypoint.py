@@ -181,9 +181,8 @@ class Configuration:
         tokens, geometry = self.max_total_tokens * self.ratio, model.geometry
         bytes_per_token = geometry.stock_bytes_per_token
         if settings.quantises and settings.sizing == "tokens":
-            padded = settings.transfer == "mover"
             bytes_per_token = layout_for(
-                geometry, settings.codec, self.page_size, "padded" if padded else "packed"
+                geometry, settings.codec, self.page_size, settings.transfer
             ).bytes_per_token
         return tokens * bytes_per_token / 1e9
 

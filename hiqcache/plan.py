@@ -10,18 +10,18 @@ from hiqcache.codecs.formats import row_formats
 from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import Model
-from hiqcache.record import Format, RecordLayout, tokens_in_gigabytes
+from hiqcache.record import RecordLayout, format_of, tokens_in_gigabytes
 from hiqcache.settings import STOCK
 
 #: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
 PAGE_SIZE = 64
 
-#: Codecs by transfer, in the order of a plan, and how each lays its records out.
-WAYS: tuple[tuple[str, str, Format], ...] = (
-    (STOCK, "stock", "packed"),
-    *((name, "fused", "packed") for name in CODEC_NAMES),
-    ("int8", "mover", "padded"),
+#: Codecs by transfer, in the order of a plan.
+WAYS: tuple[tuple[str, str], ...] = (
+    (STOCK, "stock"),
+    *((name, "fused") for name in CODEC_NAMES),
+    ("int8", "mover"),
 )
 
 
@@ -39,11 +39,14 @@ class Row:
 
 
 def layout_for(
-    geometry: KVGeometry, codec: str, page_size: int = 1, record_format: Format = "packed"
+    geometry: KVGeometry, codec: str, page_size: int = 1, transfer: str | None = None
 ) -> RecordLayout:
-    """The record layout of ``codec``. Raises ValueError where it does not serve a width."""
+    """The record layout of ``codec`` under ``transfer`` (None: the package's own choice).
+
+    Raises ValueError where the codec does not serve a width.
+    """
     rows = row_formats(codec, geometry.parts)
-    return RecordLayout(geometry.layers, page_size, rows, format=record_format)
+    return RecordLayout(geometry.layers, page_size, rows, format=format_of(transfer))
 
 
 def factor_of(family: Family, codec: str = "int8", page_size: int = PAGE_SIZE) -> float | None:
@@ -82,11 +85,11 @@ def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
         raise ValueError(f"the page size must be at least 1, not {page_size}.")
     shares = gigabytes_of(model, host_gb)
     rows: list[Row] = []
-    for codec, transfer, record_format in WAYS:
+    for codec, transfer in WAYS:
         refused, kept = model.family.refused if codec != STOCK else "", []
         for pool in model.pools:
             try:
-                kept.append(_bytes_per_token(pool.geometry, codec, page_size, record_format))
+                kept.append(_bytes_per_token(pool.geometry, codec, page_size, transfer))
             except ValueError as error:
                 refused = str(error)
         if refused:
@@ -102,12 +105,10 @@ def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
     return sorted(rows, key=lambda row: [pool.label for pool in model.pools].index(row.pool))
 
 
-def _bytes_per_token(
-    geometry: KVGeometry, codec: str, page_size: int, record_format: Format
-) -> int:
+def _bytes_per_token(geometry: KVGeometry, codec: str, page_size: int, transfer: str) -> int:
     if codec == STOCK:
         return geometry.stock_bytes_per_token
-    return layout_for(geometry, codec, page_size, record_format).bytes_per_token
+    return layout_for(geometry, codec, page_size, transfer).bytes_per_token
 
 
 def as_table(rows: Sequence[Row]) -> str:

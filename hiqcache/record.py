@@ -40,6 +40,11 @@ SCALE_BYTES = 2
 CHUNK_TOKENS = 16
 
 
+def format_of(transfer: str | None) -> Format:
+    """How the records of ``transfer`` lie: padded for the JIT mover's, packed for all others."""
+    return "padded" if transfer == "mover" else "packed"
+
+
 class Part(NamedTuple):
     """Rows of one kind: ``heads`` x ``width`` elements per token and layer."""
 

@@ -34,6 +34,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     },
     "monitoring": {"bench", "bench.lab", "hiqcache"},
     "docker": {"hiqcache"},
+    "docs": {"hiqcache"},
 }
 
 #: Where SGLang may be imported: one package, and the pool that benchmarks compare with.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from hiqcache.codecs import CODEC_NAMES
 from hiqcache.geometry import KVGeometry
 from hiqcache.plan import layout_for
+from hiqcache.settings import VALUES
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Arm:
         return env if self.transfer is None else {**env, "HIQCACHE_TRANSFER": self.transfer}
 
     @property
+    def file_name(self) -> str:
+        """Its name without a colon."""
+        return self.name.replace(":", "-")
+
+    @property
     def quantises(self) -> bool:
         """Whether HiQCache stores L2 in another format than the GPU's."""
         return self.codec != "bf16"
@@ -42,36 +49,59 @@ class Arm:
         """Bytes of L2 that the layout gives a token; what a running server must agree with."""
         if not self.quantises:
             return geometry.stock_bytes_per_token * self.kv_item_bytes // 2
-        padded = self.transfer == "mover"
-        return layout_for(
-            geometry, self.codec, page_size, "padded" if padded else "packed"
-        ).bytes_per_token
+        return layout_for(geometry, self.codec, page_size, self.transfer).bytes_per_token
 
 
-def _by_name(*arms: Arm) -> Mapping[str, Arm]:
-    return MappingProxyType({arm.name: arm for arm in arms})
-
-
-#: Every arm there is, by name. The fp8 arm is SGLang's own rival: KV in FP8 on the GPU and,
-#: therefore, in the host pool.
-ARMS: Mapping[str, Arm] = _by_name(
+#: SGLang's own. The fp8 arm is its rival to ours: KV in FP8 on the GPU and, therefore, in L2.
+_STOCK = (
     Arm("bf16", "stock BF16", "bf16"),
-    Arm("mover", "int8, padded records, SGLang's mover", "int8", "mover"),
-    Arm("int8", "int8", "int8"),
-    Arm("int8-rot", "int8-rot", "int8-rot"),
     Arm("fp8", "stock, FP8 KV cache", "bf16", None, ("--kv-cache-dtype", "fp8_e4m3"), 1),
 )
+
+#: How an arm was called in results of before December 2026.
+_FORMERLY = {"mover": "int8:mover"}
+
+#: What an arm may be called, for help texts.
+NAMES = "bf16, fp8, CODEC or CODEC:TRANSFER"
+
+
+def arm_named(name: str) -> Arm:
+    """The arm called ``name``: bf16, fp8, a codec, or codec:transfer, as in int8:mover.
+
+    Raises ValueError where there is no such arm.
+    """
+    name = _FORMERLY.get(name, name)
+    for arm in _STOCK:
+        if arm.name == name:
+            return arm
+    codec, colon, transfer = name.partition(":")
+    transfers = VALUES["HIQCACHE_TRANSFER"]
+    if codec not in CODEC_NAMES or (colon and transfer not in transfers):
+        raise ValueError(
+            f"there is no arm {name!r}: take {NAMES}, of the codecs {', '.join(CODEC_NAMES)} and "
+            f"the transfers {', '.join(transfers)}."
+        )
+    if transfer == "mover":
+        return Arm(name, f"{codec}, padded records, SGLang's mover", codec, transfer)
+    return Arm(name, f"{codec}, {transfer}" if transfer else codec, codec, transfer or None)
 
 
 def arms_named(names: str) -> list[Arm]:
     """The arms of a comma-separated list. Raises ValueError for one that does not exist."""
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in ARMS]
-    if unknown or not chosen:
-        raise ValueError(f"arms {names!r}: choose a comma-separated list from {', '.join(ARMS)}.")
-    return [ARMS[name] for name in chosen]
+    chosen = [arm_named(name.strip()) for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise ValueError(f"no arms in {names!r}: give a comma-separated list of {NAMES}.")
+    return chosen
+
+
+def arms_argument(names: str) -> list[Arm]:
+    """``arms_named`` for argparse. Raises ArgumentTypeError."""
+    try:
+        return arms_named(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def title(arm: str) -> str:
-    """An arm's name in a table. Raises KeyError."""
-    return ARMS[arm].title
+    """An arm's name in a table. Raises ValueError."""
+    return arm_named(arm).title

@@ -12,16 +12,27 @@ except ModuleNotFoundError:
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Axes", "Figure", "name_axes", "save"]
+from bench.lab.arms import arm_named
 
-#: By arm.
-COLOURS = {
+__all__ = ["Axes", "Figure", "colour_of", "name_axes", "save"]
+
+#: By arm; the rest share what is left of matplotlib's own.
+_COLOURS = {
     "bf16": "#7f7f7f",
-    "mover": "#bcbd22",
+    "int8:mover": "#bcbd22",
     "int8": "#1f77b4",
     "int8-rot": "#2ca02c",
     "fp8": "#d62728",
 }
+
+
+_OTHERS = ("#9467bd", "#8c564b", "#e377c2", "#17becf", "#ff7f0e")
+
+
+def colour_of(arm: str) -> str:
+    """The colour of an arm, the same in every plot."""
+    name = arm_named(arm).name
+    return _COLOURS.get(name) or _OTHERS[sum(name.encode()) % len(_OTHERS)]
 
 
 def save(figure: Figure, file: Path) -> Path:

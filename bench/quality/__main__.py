@@ -20,6 +20,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tqdm import tqdm
 
 from bench import REPOSITORY
 from bench.lab import environment
-from bench.lab.arms import ARMS, Arm, arms_named
+from bench.lab.arms import Arm, arms_argument
 from bench.lab.models import prepare
 from bench.lab.server_metrics import RESTORED_BYTES, RESTORED_TOKENS, scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
@@ -83,7 +84,7 @@ def main() -> int:
     try:
         for arm in options.arms:
             _run(arm, model, geometry, prompts, work, extra)
-        result = _summarise(model, dtype, prompts, work)
+        result = _summarise(model, dtype, prompts, work, [arm.name for arm in options.arms])
     except (InvalidRunError, ServerError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -101,7 +102,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, help="a local model; default: SmolLM2-135M")
-    parser.add_argument("--arms", type=_arms, default=DEFAULT_ARMS, help="needs bf16, once")
+    parser.add_argument("--arms", type=arms_argument, default=DEFAULT_ARMS, help="needs bf16, once")
     parser.add_argument(
         "--dtype",
         choices=list(ITEM_BYTES),
@@ -115,13 +116,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _arms(names: str) -> list[Arm]:
-    try:
-        return arms_named(names)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _prompts(model: Path, size: Size) -> Prompts:
     from transformers import AutoConfig, AutoTokenizer
 
@@ -133,7 +127,7 @@ def _run(
     arm: Arm, model: Path, geometry: KVGeometry, prompts: Prompts, work: Path, extra: list[str]
 ) -> None:
     """Measure one arm, unless its rows are in the work folder."""
-    rows_file, reference_file = work / f"{arm.name}.json", work / "reference.pickle"
+    rows_file, reference_file = work / f"{arm.file_name}.json", work / "reference.pickle"
     if rows_file.exists():
         print(f"{arm.name}: kept from before ({rows_file})")
         return
@@ -182,7 +176,7 @@ def _server(
     return Server(
         arm.name,
         model,
-        work / f"{arm.name}.log",
+        work / f"{arm.file_name}.log",
         (
             *(() if gpu else CPU_ARGS),
             *("--max-total-tokens", str(prompts.size.l1_tokens)),
@@ -220,10 +214,12 @@ def _write(file: Path, rows: Rows, **more: Any) -> None:
     partial.rename(file)
 
 
-def _summarise(model: Path, dtype: str, prompts: Prompts, work: Path) -> dict[str, Any]:
+def _summarise(
+    model: Path, dtype: str, prompts: Prompts, work: Path, names: Sequence[str]
+) -> dict[str, Any]:
     rows = {
         name: json.loads((work / f"{name}.json").read_text())
-        for name in ("cold", "batched", *ARMS)
+        for name in ("cold", "batched", *dict.fromkeys([*DEFAULT_ARMS.split(","), *names]))
         if (work / f"{name}.json").exists()
     }
     arms = {

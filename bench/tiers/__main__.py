@@ -1,6 +1,9 @@
-"""Measures the arms against each other on real servers: experiments A and B, and a sweep.
+"""Measures the arms against each other on real servers.
 
-    python -m bench.tiers [--experiments a,b,sweep] [--plan] ...
+    python -m bench.tiers [--experiments same-tokens,same-bytes,sweep] [--plan] ...
+
+An experiment is called by what it holds constant; the sweep holds the bytes too, and varies the
+working set.
 
 MODEL, HICACHE_GB, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the environment set the
 defaults of the options with those names; --plan says how long it will take. All servers of an
@@ -33,7 +36,7 @@ import torch
 
 from bench import REPOSITORY
 from bench.lab import environment
-from bench.lab.arms import ARMS, arms_named
+from bench.lab.arms import NAMES, arms_named
 from bench.lab.client import BenchError
 from bench.lab.models import prepare
 from bench.lab.servers import ServerError, serving
@@ -51,7 +54,11 @@ from bench.tiers.runs import RunLog
 from hiqcache.model import read_model
 
 #: Arms of each experiment, where ARMS is not given; the mover needs CUDA.
-DEFAULT_ARMS = {"a": "bf16,mover,int8", "b": "bf16,int8,int8-rot,fp8", "sweep": "bf16,int8"}
+DEFAULT_ARMS = {
+    "same-tokens": "bf16,int8:mover,int8",
+    "same-bytes": "bf16,int8,int8-rot,fp8",
+    "sweep": "bf16,int8",
+}
 
 #: How SGLang spells tensor parallelism.
 TP_ARGS = ("--tp-size", "--tp", "--tensor-parallel-size")
@@ -122,9 +129,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--hicache-gb", type=int, default=int(env.get("HICACHE_GB") or 0))
     parser.add_argument("--repeats", type=int, default=int(env.get("REPEATS") or 4))
-    parser.add_argument(
-        "--arms", default=env.get("ARMS") or None, help=f"bf16 and others of {', '.join(ARMS)}"
-    )
+    parser.add_argument("--arms", default=env.get("ARMS") or None, help=f"bf16 and others: {NAMES}")
     parser.add_argument("--cpu", action="store_true", help="a small scale, SGLang on the CPU")
     parser.add_argument(
         "--server-args",

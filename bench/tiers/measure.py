@@ -42,7 +42,7 @@ class Bench:
         return Server(
             arm.name,
             self.model,
-            self.logs / f"{plan.name}-{arm.name}.log",
+            self.logs / f"{plan.name}-{arm.file_name}.log",
             (
                 *(CPU_ARGS if self.cpu else ()),
                 *plan.server_args(arm, self.geometry),

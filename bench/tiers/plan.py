@@ -13,9 +13,9 @@ from hiqcache.record import tokens_in_gigabytes
 from loadtest.workloads.base import TOKEN_IDS
 from loadtest.workloads.shared_prefix import DEALS, SharedPrefix
 
-EXPERIMENTS = ("a", "b", "sweep")
+EXPERIMENTS = ("same-tokens", "same-bytes", "sweep")
 
-#: Experiment B's working set over BF16's capacity: 32 groups of 2,048 tokens over 8 GB of
+#: The working set of same-bytes over BF16's capacity: 32 groups of 2,048 tokens over 8 GB of
 #: Qwen3-8B's KV (54,254 tokens).
 OVERSUBSCRIPTION = 1.2
 
@@ -208,8 +208,9 @@ def experiment(
 ) -> Experiment:
     """The experiment called ``name``.
 
-    a: the same tokens in every arm's L2; requests one at a time, so that hits are comparable.
-    b: the same bytes; a working set between BF16's capacity and int8's, from empty caches.
+    same-tokens: in every arm's L2; requests one at a time, so that hits are comparable.
+    same-bytes: of every arm's L2; a working set between BF16's capacity and int8's, from empty
+        caches.
     sweep: the same bytes; working sets from what fits everywhere to what fits nowhere, then prefix
         lengths, after every prefix was computed once.
     Raises ValueError for an unknown name.
@@ -233,10 +234,10 @@ def experiment(
         return Experiment(name, arms, l1_tokens, False, _sweep(base, capacity, scale), scale)
     # Every group returns equally often; otherwise chance decides how much there is to hit.
     base = replace(base, choice="dealt", requests=DEALS * groups)
-    if name == "a":
+    if name == "same-tokens":
         point = replace(base, output=1, concurrency=1, repeats=1)
         return Experiment(name, arms, scale.l1_tokens, True, (point,), scale)
-    if name == "b":
+    if name == "same-bytes":
         return Experiment(name, arms, scale.l1_tokens, False, (base,), scale)
     raise ValueError(f"there is no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
 

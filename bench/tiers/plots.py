@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab.arms import title
-from bench.lab.plots import COLOURS, Figure, name_axes, save
+from bench.lab.plots import Figure, colour_of, name_axes, save
 from bench.tiers.summaries import QUANTILES
 
 Summary = dict[str, Any]
@@ -21,7 +21,7 @@ def same_bytes(summary: Summary, file: Path) -> Path:
     host = [100 * summary["arms"][name]["host"] for name in names]
     labels = [title(name) for name in names]
     left.bar(labels, device, color="#c7c7c7", label="from L1")
-    left.bar(labels, host, bottom=device, color=[COLOURS[n] for n in names], label="from L2")
+    left.bar(labels, host, bottom=device, color=[colour_of(n) for n in names], label="from L2")
     left.set_ylabel("prompt tokens from cache (%)")
     left.tick_params(axis="x", labelsize=7)
     left.legend(loc="upper left")
@@ -29,7 +29,7 @@ def same_bytes(summary: Summary, file: Path) -> Path:
         right.plot(
             summary["arms"][name]["ttft_quantiles_ms"],
             QUANTILES,
-            color=COLOURS[name],
+            color=colour_of(name),
             label=title(name),
         )
     name_axes(right, "TTFT (ms)", "requests (%)")
@@ -64,7 +64,7 @@ def sweep(summary: Summary, file: Path) -> Path:
                     yerr=(low, high),
                     marker="o",
                     capsize=3,
-                    color=COLOURS[arm],
+                    color=colour_of(arm),
                     label=title(arm),
                 )
                 axis.set_xscale("log", base=2)
@@ -85,7 +85,7 @@ def same_tokens(summary: Summary, file: Path) -> Path:
     axis.barh(
         [title(row["arm"]) for row in rows],
         [row["l2_bytes"] / 1e9 for row in rows],
-        color=[COLOURS[row["arm"]] for row in rows],
+        color=[colour_of(row["arm"]) for row in rows],
     )
     axis.invert_yaxis()
     axis.set_xlabel(f"GB of L2 for {rows[0]['l2_tokens']:,} tokens")

@@ -1,6 +1,6 @@
 """Writes a bench's report from its folder's JSON alone.
 
-Where the folder holds runs.jsonl, the summaries (experiment_a.json, experiment_b.json, sweep.json)
+Where the folder holds runs.jsonl, the summaries (same_tokens.json, same_bytes.json, sweep.json)
 are made from it first. Then report.md, report.html and plots/*.svg are made from the summaries.
 """
 
@@ -34,8 +34,8 @@ def write(folder: Path) -> None:
 def _sections(folder: Path) -> list[Section]:
     sections = []
     for name, build in (
-        ("experiment_a", _same_tokens),
-        ("experiment_b", _same_bytes),
+        ("same_tokens", _same_tokens),
+        ("same_bytes", _same_bytes),
         ("sweep", _sweep),
     ):
         file = folder / f"{name}.json"
@@ -46,7 +46,7 @@ def _sections(folder: Path) -> list[Section]:
 
 def _same_tokens(summary: Summary, plot: Path) -> Section:
     return Section(
-        "Experiment A: the same tokens in L2",
+        "The same tokens in L2",
         [
             "Every arm's L2 holds the same number of tokens; requests come one at a time, so that "
             "the hits can be compared. " + _workload(summary["workload"]),
@@ -59,7 +59,7 @@ def _same_tokens(summary: Summary, plot: Path) -> Section:
 
 def _same_bytes(summary: Summary, plot: Path) -> Section:
     return Section(
-        "Experiment B: the same bytes of L2",
+        "The same bytes of L2",
         [*_how(summary), made_with(summary["setup"])],
         [tables.same_bytes(summary), tables.pairs(summary)],
         plots.same_bytes(summary, plot),

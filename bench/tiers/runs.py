@@ -57,10 +57,18 @@ def read(file: Path) -> list[Run]:
     runs = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            runs.append(json.loads(line))
+            runs.append(_renamed(json.loads(line)))
         except json.JSONDecodeError as error:
             raise ValueError(f"{file}, line {number}: {error}") from error
     return runs
+
+
+#: What experiments and arms were called in logs of before December 2026.
+_FORMERLY = {"experiment": {"a": "same-tokens", "b": "same-bytes"}, "arm": {"mover": "int8:mover"}}
+
+
+def _renamed(run: Run) -> Run:
+    return run | {key: names.get(run[key], run[key]) for key, names in _FORMERLY.items()}
 
 
 def turn_of(run: Run) -> tuple[int | None, float | None]:

@@ -30,8 +30,8 @@ def summarise(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     chosen = list(latest.values())
     result: dict[str, dict[str, Any]] = {}
     for experiment, name, build in (
-        ("a", "experiment_a", _same_tokens),
-        ("b", "experiment_b", _same_bytes),
+        ("same-tokens", "same_tokens", _same_tokens),
+        ("same-bytes", "same_bytes", _same_bytes),
         ("sweep", "sweep", _sweep),
     ):
         own = [run for run in chosen if run["experiment"] == experiment]

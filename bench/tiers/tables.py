@@ -11,7 +11,7 @@ Summary = dict[str, Any]
 
 
 def same_tokens(summary: Summary) -> Table:
-    """Experiment A: bytes of L2 for the same tokens."""
+    """Same tokens: bytes of L2 for the same tokens."""
     return Table(
         ("L2", "tokens", "B a token", "L2 bytes", "of BF16", "hit ratio", "restored tokens"),
         [
@@ -30,7 +30,7 @@ def same_tokens(summary: Summary) -> Table:
 
 
 def same_bytes(summary: Summary) -> Table:
-    """Experiment B: what each arm did with the same bytes."""
+    """Same bytes: what each arm did with the same bytes."""
     rows = []
     for name, arm in summary["arms"].items():
         restore = arm["restore_ms_per_1000_tokens"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab.arms import title
-from bench.lab.plots import COLOURS, Figure, name_axes, save
+from bench.lab.plots import Figure, colour_of, name_axes, save
 
 Summary = dict[str, Any]
 
@@ -23,7 +23,7 @@ def traces(summaries: Sequence[Summary], file: Path) -> Path:
                 [row["l2_bytes"] / 1e9 for row in rows],
                 [100 * row["hit_ratio"] for row in rows],
                 marker=".",
-                color=COLOURS[codec],
+                color=colour_of(codec),
                 label=title(codec),
             )
         axis.axhline(100 * summary["unbounded"]["hit_ratio"], color="black", linewidth=0.5)

@@ -21,14 +21,15 @@ from tqdm import tqdm
 
 from bench import REPOSITORY
 from bench.lab import environment
-from bench.lab.arms import ARMS
+from bench.lab.arms import arm_named
+from bench.lab.shapes import QWEN3_8B
 from bench.traces.two_tiers import TwoTierCache
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Line, Trace
 
 #: The arms that differ in bytes a token; int8-rot takes int8's.
-CODECS = ("bf16", "mover", "int8")
+CODECS = ("bf16", "int8:mover", "int8")
 
 #: L2 sizes in bytes, in steps of a fifth of a decade: from L1's own, below which SGLang refuses
 #: an L2, to where the traces end.
@@ -70,7 +71,7 @@ def curve(
     tasks = [(size, name) for size in sizes for name in CODECS]
     rows = []
     for size, name in tqdm(tasks, unit="replay"):
-        bytes_per_token = ARMS[name].bytes_per_token(geometry, BLOCK_TOKENS)
+        bytes_per_token = arm_named(name).bytes_per_token(geometry, BLOCK_TOKENS)
         tokens = size // (bytes_per_token * BLOCK_TOKENS) * BLOCK_TOKENS
         rows.append(
             {
@@ -94,9 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate every trace, a JSON file each; the exit status."""
-    geometry = (
-        read_model(options.model).geometry if options.model else KVGeometry.of_heads(36, 8, 128)
-    )
+    geometry = read_model(options.model).geometry if options.model else QWEN3_8B
     options.out.mkdir(parents=True, exist_ok=True)
     for path in options.traces:
         lines = Trace(path).lines

@@ -7,12 +7,13 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from bench.lab.shapes import QWEN3_8B
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order, RecordLayout, kv_parts, tokens_in_gigabytes
+from hiqcache.record import Order, RecordLayout, format_of, kv_parts, tokens_in_gigabytes
 from hiqcache.transfers.base import Arena
 
-#: Qwen3-8B.
-LAYERS, HEADS, HEAD_DIM = 36, 8, 128
+LAYERS = QWEN3_8B.layers
+HEADS, HEAD_DIM = QWEN3_8B.parts[0].heads, QWEN3_8B.parts[0].width
 #: Rows of the device pool: twice the largest transfer.
 DEVICE_SLOTS = 16_384
 #: --hicache-size, decimal GB.
@@ -98,7 +99,7 @@ def contenders(order: Order, pool: DevicePool, hosts: Sequence[torch.Tensor]) ->
             1,
             codec.row_formats(kv_parts(HEADS, HEAD_DIM)),
             order,
-            "padded" if transfer == "mover" else "packed",
+            format_of(transfer),
         )
         slots = layout.pages_in(len(host))
         arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)

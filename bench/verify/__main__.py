@@ -39,6 +39,7 @@ from typing import Any
 import torch
 
 from bench.lab import environment
+from bench.lab.arms import NAMES, arms_argument
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, started
 from bench.lab.texts import TEXTS, tokens_of
 from bench.verify.prompts import Prompts, RandomPrompts, TextPrompts
@@ -64,7 +65,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--arms", default="bf16,int8,int8-rot")
+    parser.add_argument("--arms", type=arms_argument, default="bf16,int8,int8-rot", help=NAMES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true", help="serve on the CPU")
     parser.add_argument("--vocabulary", type=int, default=256, help="random ids lie below it")
@@ -98,15 +99,13 @@ def main() -> int:
     }
     lock = threading.Lock()
     servers: dict[str, Server] = {}
-    for arm in arguments.arms.split(","):
-        codec, _, transfer = arm.partition(":")
-        env = {"HIQCACHE_CODEC": codec, **({"HIQCACHE_TRANSFER": transfer} if transfer else {})}
-        servers[arm] = Server(
-            arm,
+    for arm in arguments.arms:
+        servers[arm.name] = Server(
+            arm.name,
             arguments.model,
-            arguments.out.with_suffix("") / f"{arm.replace(':', '-')}.log",
-            (*(CPU_ARGS if arguments.cpu else ()), *arguments.sglang),
-            {**(CPU_ENV if arguments.cpu else {}), **env},
+            arguments.out.with_suffix("") / f"{arm.file_name}.log",
+            (*(CPU_ARGS if arguments.cpu else ()), *arm.args, *arguments.sglang),
+            {**(CPU_ENV if arguments.cpu else {}), **arm.env},
         )
 
     def one(arm: str) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from hiqcache.codecs import get_codec
-from hiqcache.record import RecordLayout, kv_parts
+from hiqcache.record import RecordLayout, format_of, kv_parts
 from hiqcache.settings import Settings
 from hiqcache.sglang.support import (
     UnsupportedError,
@@ -73,7 +73,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
             page_size,
             self.codec.row_formats(parts),
             order_of(layout),
-            "padded" if self.transfer_name == "mover" else "packed",
+            format_of(self.transfer_name),
         )
         if host_size <= 0 and host_token_capacity is None and self.settings.sizing == "bytes":
             host_token_capacity = self._capacity_in_stock_bytes(

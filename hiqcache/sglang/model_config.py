@@ -13,7 +13,7 @@ from typing import Any
 
 from hiqcache.compatibility import FAMILIES, Family
 from hiqcache.geometry import GeometryError, KVGeometry
-from hiqcache.model import HostPool, Model, split
+from hiqcache.host_pools import HostPool, Model, split
 
 #: Device tokens of sliding-window layers for each token of the others, and device bytes of state
 #: for each byte of KV, where neither an argument nor the model says otherwise (SGLang's

@@ -18,10 +18,10 @@ def test_readme_tables_follow_results(tmp_path: Path) -> None:
         "".join(json.dumps(each) + "\n" for each in everything())
     )
     report.write(tmp_path / "h200")
-    text = "Before.\n<!-- results:experiment-a -->\nold\n<!-- /results:experiment-a -->\nAfter.\n"
+    text = "Before.\n<!-- results:same-tokens -->\nold\n<!-- /results:same-tokens -->\nAfter.\n"
     filled = readme.fill(text, tmp_path)
-    assert filled.startswith("Before.\n<!-- results:experiment-a -->\n| L2 |")
-    assert filled.endswith("<!-- /results:experiment-a -->\nAfter.\n")
+    assert filled.startswith("Before.\n<!-- results:same-tokens -->\n| L2 |")
+    assert filled.endswith("<!-- /results:same-tokens -->\nAfter.\n")
     assert readme.fill(filled, tmp_path) == filled
 
 
@@ -46,7 +46,7 @@ def test_an_arm_that_was_cut_short_shows_in_the_readme(tmp_path: Path) -> None:
     "text",
     [
         "<!-- results:nonsense -->\n<!-- /results:nonsense -->",
-        "<!-- results:experiment-a -->\n",
+        "<!-- results:same-tokens -->\n",
         "<!-- results:quality -->\n<!-- /results:quality -->",
     ],
     ids=["unknown name", "no end", "no figures"],

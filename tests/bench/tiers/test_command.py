@@ -42,7 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
         (("--arms", "int8,int8-rot"), "lacks bf16"),
         (("--server-args=--tp-size 2",), "servers of one rank"),
         (("--server-args=--tp=2",), "servers of one rank"),
-        (("--arms", "bf16,int4"), "choose a comma-separated list"),
+        (("--arms", "bf16,int3"), "there is no arm 'int3'"),
         (("--experiments", "c"), "no experiment 'c'"),
     ],
 )
@@ -86,7 +86,7 @@ def test_runs_of_another_setup_share_no_folder(
     built, _ = bench._plans(bench._options())
     setup = bench._setup(built)
     log = bench.RunLog(out / "runs.jsonl", {**setup, changed: "other"})
-    log.add({"experiment": "a", "point": "p", "repeat": 0, "arm": "bf16", "invalid": []})
+    log.add({"experiment": "same-tokens", "point": "p", "repeat": 0, "arm": "bf16", "invalid": []})
     before = (out / "runs.jsonl").read_bytes()
     assert run(monkeypatch, "--model", model, "--out", out) == 2
     assert "holds 1 runs with another model, L2" in capsys.readouterr().err
@@ -108,9 +108,18 @@ def test_a_bench_without_a_valid_run_says_why(
 ) -> None:
     monkeypatch.setattr(
         "sys.argv",
-        ["bench", "--cpu", "--model", str(model), "--out", str(tmp_path), "--experiments", "a"],
+        [
+            "bench",
+            "--cpu",
+            "--model",
+            str(model),
+            "--out",
+            str(tmp_path),
+            "--experiments",
+            "same-tokens",
+        ],
     )
-    invalid = {"experiment": "a", "point": "oversubscribed", "repeat": 0, "arm": "bf16"}
+    invalid = {"experiment": "same-tokens", "point": "oversubscribed", "repeat": 0, "arm": "bf16"}
 
     def measure(*given: object) -> None:
         log = next(each for each in given if isinstance(each, bench.RunLog))
@@ -120,4 +129,4 @@ def test_a_bench_without_a_valid_run_says_why(
     assert bench.main() == 1
     errors = capsys.readouterr().err
     assert "no report" in errors
-    assert "INVALID RUN: a oversubscribed bf16: nothing was stored to L2" in errors
+    assert "INVALID RUN: same-tokens oversubscribed bf16: nothing was stored to L2" in errors

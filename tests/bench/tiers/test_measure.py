@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.lab.arms import ARMS
+from bench.lab.arms import arm_named
+from bench.lab.shapes import QWEN3_8B
 from bench.tiers.measure import missing, turns
 from bench.tiers.plan import CPU, experiment
 from bench.tiers.runs import RunLog
-from hiqcache.geometry import KVGeometry
 
-ARMS_OF_SWEEP = (ARMS["bf16"], ARMS["int8"])
+ARMS_OF_SWEEP = (arm_named("bf16"), arm_named("int8"))
 SETUP = {"model": "m", "environment": {"versions": {}, "cpu": "c", "gpus": []}}
 
 
@@ -30,7 +30,7 @@ def run(
 
 
 def test_every_point_comes_once_before_any_comes_again(log: RunLog) -> None:
-    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, KVGeometry.of_heads(36, 8, 128), repeats=4)
+    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, QWEN3_8B, repeats=4)
     due = [(each.point.name, each.repeat) for each in missing(plan, log)]
     points = [point.name for point in plan.points]
     assert due[: len(points)] == [(name, 0) for name in points]
@@ -39,7 +39,7 @@ def test_every_point_comes_once_before_any_comes_again(log: RunLog) -> None:
 
 
 def test_arms_that_take_turns_are_measured_again_together(log: RunLog) -> None:
-    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, KVGeometry.of_heads(36, 8, 128), repeats=1)
+    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, QWEN3_8B, repeats=1)
     first = plan.points[0].name
     log.add(run("sweep", first, 0, "bf16"))
     log.add(run("sweep", first, 0, "int8", invalid=["the load generator was held up"]))
@@ -52,7 +52,7 @@ def test_arms_that_take_turns_are_measured_again_together(log: RunLog) -> None:
 
 
 def test_runs_from_before_arms_took_turns_do_not_count_as_such(log: RunLog) -> None:
-    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, KVGeometry.of_heads(36, 8, 128), repeats=1)
+    plan = experiment("sweep", ARMS_OF_SWEEP, CPU, QWEN3_8B, repeats=1)
     first = plan.points[0].name
     for arm in ("bf16", "int8"):
         log.add(run("sweep", first, 0, arm, workload={}))
@@ -60,9 +60,9 @@ def test_runs_from_before_arms_took_turns_do_not_count_as_such(log: RunLog) -> N
 
 
 def test_arms_that_do_not_are_measured_one_by_one(log: RunLog) -> None:
-    plan = experiment("b", ARMS_OF_SWEEP, CPU, KVGeometry.of_heads(36, 8, 128), repeats=2)
+    plan = experiment("same-bytes", ARMS_OF_SWEEP, CPU, QWEN3_8B, repeats=2)
     (point,) = plan.points
-    log.add(run("b", point.name, 0, "bf16"))
+    log.add(run("same-bytes", point.name, 0, "bf16"))
     due = [(each.repeat, [arm.name for arm in each.arms]) for each in missing(plan, log)]
     assert due == [(0, ["int8"]), (1, ["int8"]), (1, ["bf16"])]
 

@@ -76,16 +76,16 @@ def run(
 
 
 def everything() -> list[dict[str, Any]]:
-    runs = [run("a", "bf16"), run("a", "int8")]
+    runs = [run("same-tokens", "bf16"), run("same-tokens", "int8")]
     for repeat in range(4):
-        runs += [run("b", "bf16", repeat), run("b", "int8", repeat, ttft=60.0)]
+        runs += [run("same-bytes", "bf16", repeat), run("same-bytes", "int8", repeat, ttft=60.0)]
         runs += [run("sweep", "bf16", repeat), run("sweep", "int8", repeat, ttft=99.0)]
     return runs
 
 
 def test_figures_follow_from_the_runs() -> None:
     summaries = summarise(everything())
-    b = summaries["experiment_b"]
+    b = summaries["same_bytes"]
     assert b["arms"]["bf16"]["hit_ratio"] == pytest.approx(0.4)
     assert b["arms"]["int8"]["host"] == pytest.approx(0.7)
     assert b["pooled"]["int8"]["hit_gain_points"]["value"] == pytest.approx(40)
@@ -93,7 +93,7 @@ def test_figures_follow_from_the_runs() -> None:
     assert len(b["pairs"]) == 4
     assert b["arms"]["int8"]["tpot_ms"]["mean"]["value"] == pytest.approx(10)
     assert b["arms"]["int8"]["restore_ms_per_1000_tokens"] == pytest.approx(100)
-    a = {row["arm"]: row for row in summaries["experiment_a"]["rows"]}
+    a = {row["arm"]: row for row in summaries["same_tokens"]["rows"]}
     assert a["int8"]["share_of_bf16"] == pytest.approx(0.52)
     assert summaries["sweep"]["rows"][0]["fits"]
     assert summaries["sweep"]["fits_ttft_ratio"]["int8"]["value"] == pytest.approx(0.99, abs=0.01)
@@ -140,15 +140,15 @@ def test_arms_that_took_turns_with_others_are_no_pair() -> None:
 
 def test_invalid_runs_never_count() -> None:
     runs = everything()
-    runs.append(run("b", "int8", 0, ttft=1.0, invalid=["L2 holds 1 tokens"]))
-    summary = summarise(runs)["experiment_b"]
+    runs.append(run("same-bytes", "int8", 0, ttft=1.0, invalid=["L2 holds 1 tokens"]))
+    summary = summarise(runs)["same_bytes"]
     assert summary["invalid_runs"] == 1
     assert summary["pairs"][0]["ttft_ms"] == pytest.approx(62.5)
 
 
 def test_a_repeated_run_replaces_the_earlier_one() -> None:
-    runs = [*everything(), run("b", "int8", 0, ttft=10.0)]
-    assert summarise(runs)["experiment_b"]["pairs"][0]["ttft_ms"] == pytest.approx(12.5)
+    runs = [*everything(), run("same-bytes", "int8", 0, ttft=10.0)]
+    assert summarise(runs)["same_bytes"]["pairs"][0]["ttft_ms"] == pytest.approx(12.5)
 
 
 def test_a_report_is_made_again_from_json_alone(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_report_is_made_again_from_json_alone(tmp_path: Path) -> None:
     log.write_text("".join(json.dumps(each) + "\n" for each in everything()))
     report.write(tmp_path)
     first = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    assert {"report.md", "report.html", "experiment_a.json", "experiment_b.json", "sweep.json"} < {
+    assert {"report.md", "report.html", "same_tokens.json", "same_bytes.json", "sweep.json"} < {
         file.name for file in first
     }
     log.unlink()
@@ -186,17 +186,22 @@ def test_an_empty_folder_is_no_report(tmp_path: Path) -> None:
 def test_a_log_goes_on_after_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     log = RunLog(file, SETUP)
-    log.add(run("b", "bf16"))
-    log.add(run("b", "int8", invalid=["torn"]))
+    log.add(run("same-bytes", "bf16"))
+    log.add(run("same-bytes", "int8", invalid=["torn"]))
     file.write_bytes(file.read_bytes() + b'{"experiment": "b", "poi')
     again = RunLog(file, SETUP)
-    assert again.find("b", "oversubscribed", 0, "bf16") is not None
-    assert again.find("b", "oversubscribed", 0, "int8") is None, "an invalid run is made again"
-    again.add(run("b", "int8"))
+    assert again.find("same-bytes", "oversubscribed", 0, "bf16") is not None
+    assert again.find("same-bytes", "oversubscribed", 0, "int8") is None, (
+        "an invalid run is made again"
+    )
+    again.add(run("same-bytes", "int8"))
     assert len(read(file)) == 3
 
 
 def test_another_setup_resumes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
-    RunLog(file, SETUP).add(run("b", "bf16"))
-    assert RunLog(file, {**SETUP, "model": "other"}).find("b", "oversubscribed", 0, "bf16") is None
+    RunLog(file, SETUP).add(run("same-bytes", "bf16"))
+    assert (
+        RunLog(file, {**SETUP, "model": "other"}).find("same-bytes", "oversubscribed", 0, "bf16")
+        is None
+    )

@@ -1,0 +1,66 @@
+"""What a model is to the host pools: its family, and the pools of KV rows that a rank holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiqcache.compatibility import Family
+from hiqcache.geometry import GeometryError, KVGeometry
+
+
+@dataclass(frozen=True)
+class HostPool:
+    """One host pool of KV rows that SGLang builds for a rank.
+
+    label: SGLang's name for it: kv, or full and swa.
+    token_share: tokens of its device pool for each token of the model's first pool.
+    """
+
+    label: str
+    geometry: KVGeometry
+    token_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as one rank of SGLang serves it.
+
+    path: the model's folder.
+    family: its line in the table of what is served.
+    pools: its host pools of KV rows; empty where only SGLang's own reading could tell them.
+    state_share: device bytes of recurrent state for each byte of KV (hybrids).
+    source: what was read.
+    notes: what the reading rests on that may be wrong, in sentences; empty for SGLang's own.
+    """
+
+    path: Path
+    family: Family
+    pools: tuple[HostPool, ...]
+    source: str
+    state_share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """The rows of its only pool. Raises GeometryError where it has several, or unknown ones."""
+        if len(self.pools) != 1:
+            pools = ", ".join(pool.label for pool in self.pools) or "unknown here"
+            raise GeometryError(
+                f"{self.path}: a model of the kind '{self.family.name}', whose host pools are "
+                f"{pools}; one pool of KV rows is needed here."
+            )
+        return self.pools[0].geometry
+
+
+def split(kv_heads: int, tp: int) -> int:
+    """KV heads of one of ``tp`` ranks: split, or replicated where there are fewer than ranks.
+
+    Raises GeometryError where they cannot be split evenly.
+    """
+    if max(kv_heads, tp) % min(kv_heads, tp):
+        raise GeometryError(
+            f"{kv_heads} KV heads cannot be split over --tp {tp}: choose a divisor or a multiple "
+            f"of {kv_heads}."
+        )
+    return max(1, kv_heads // tp)
