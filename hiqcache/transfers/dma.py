@@ -13,7 +13,7 @@ import torch
 from hiqcache.codecs.base import Codec
 from hiqcache.record import ALIGNMENT, Planes, round_up
 from hiqcache.transfers.base import Arena, Transfer
-from hiqcache.transfers.batches import Batch, cut
+from hiqcache.transfers.batches import Batch, by_layers, by_pages
 from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.launch import DECODE, ENCODE, RING_SLOT_BYTES, RING_SLOTS, Launch
@@ -147,7 +147,7 @@ class DmaTransfer(Transfer):
         device = self._on_device(device_indices)
         stream, engine = self._encode.stream(), self._engine
         slot = None
-        for batch in cut(range(self.layers), len(pages), self._chunk, self._slot_bytes):
+        for batch in self._backup_batches(len(pages)):
             slot = self._next_slot()
             engine.wait(slot.free, stream)
             self._launch(self._encode, batch, slot, device)
@@ -170,7 +170,7 @@ class DmaTransfer(Transfer):
                 return
             # Who starts in the middle may not go on.
             layers = range(layer, self.layers if layer == 0 else layer + 1)
-            batches = cut(layers, len(pages), self._chunk, self._slot_bytes)
+            batches = by_layers(layers, len(pages), self._chunk, self._slot_bytes)
             run = _Restore(pages, layers.stop, batches)
             # All that the stream was to wait for, the copies wait for too.
             engine.record(self._begun, stream)
@@ -200,6 +200,11 @@ class DmaTransfer(Transfer):
             self._engine.copy("to_device", ring, arena, sizes, slot.copied)
             slot.free = slot.copied
             run.copied.append((batch, slot))
+
+    def _backup_batches(self, pages: int) -> Iterator[Batch]:
+        if self._layer_stride == self._chunk:
+            return by_pages(self.layers, pages, self._chunk, self._slot_bytes)
+        return by_layers(range(self.layers), pages, self._chunk, self._slot_bytes)
 
     def _next_slot(self) -> _Slot:
         """The slot whose turn it is: both ways share the ring."""

@@ -41,7 +41,7 @@ DECODE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
 
 #: The ring: so many batches of so many bytes, two layers of 2,048 tokens of Qwen3-8B each.
 RING_SLOTS = 3
-RING_SLOT_BYTES = 9 * 2**20
+RING_SLOT_BYTES = 10_000_000
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,

@@ -169,7 +169,11 @@ class RowKernels:
                 )
             strides = (buffers[0].stride(0), shape[1], 1)
             for rows in buffers:
-                if rows.shape[1:] != shape or rows.stride() != strides:
+                # Of one head, torch keeps whatever stride the axis had.
+                found = (
+                    rows.stride() if shape[0] > 1 else (rows.stride(0), shape[1], rows.stride(2))
+                )
+                if rows.shape[1:] != shape or found != strides:
                     raise ValueError(
                         f"transfer {name} needs device buffers whose rows are all contiguous, "
                         f"{shape} wide and {strides[0]} elements apart; found rows "

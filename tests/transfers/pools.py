@@ -95,7 +95,7 @@ class Pool:
         ]
         return (
             [both[0].unflatten(1, (first.heads, first.width)) for both in wholes],
-            [both[1].unflatten(1, (second.heads, second.width)) for both in wholes],
+            [_as_sglang(both[1].unflatten(1, (second.heads, second.width))) for both in wholes],
         )
 
     def fill(self, seed: int = 0) -> Pool:
@@ -133,6 +133,13 @@ class Pool:
         host = torch.randperm(self.shape.host_slots, generator=random)[:tokens]
         rows = torch.randperm(self.shape.device_slots, generator=random)[:tokens]
         return host.to(self.device), rows.to(self.device)
+
+
+def _as_sglang(rows: torch.Tensor) -> torch.Tensor:
+    """With the stride that one head's axis has where a wider row was cut along its last axis."""
+    if rows.shape[1] > 1:
+        return rows
+    return rows.as_strided(rows.shape, (rows.stride(0), rows.stride(0), 1))
 
 
 def fused(pool: Pool, **launches: Any) -> FusedTransfer:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiqcache.transfers.batches import cut
+from hiqcache.transfers.batches import Batch, by_layers, by_pages
+
+
+def moved(batches: list[Batch]) -> list[tuple[int, int]]:
+    return [
+        (layer, page)
+        for batch in batches
+        for layer in range(batch.layer, batch.layer + batch.layers)
+        for page in range(batch.page, batch.page + batch.pages)
+    ]
 
 
 @given(
@@ -19,14 +28,8 @@ def test_every_layer_of_every_page_is_moved_once(
     first: int, layers: int, pages: int, chunk: int, room: int
 ) -> None:
     most = max(room, chunk)
-    batches = list(cut(range(first, first + layers), pages, chunk, most))
-    moved = [
-        (layer, page)
-        for batch in batches
-        for layer in range(batch.layer, batch.layer + batch.layers)
-        for page in range(batch.page, batch.page + batch.pages)
-    ]
-    assert sorted(moved) == [
+    batches = list(by_layers(range(first, first + layers), pages, chunk, most))
+    assert sorted(moved(batches)) == [
         (layer, page) for layer in range(first, first + layers) for page in range(pages)
     ]
     assert all(0 < batch.layers * batch.pages * chunk <= most for batch in batches)
@@ -37,7 +40,25 @@ def test_every_layer_of_every_page_is_moved_once(
     assert batches[0].layers == batches[-1].layers == 1
 
 
+@given(
+    layers=st.integers(1, 40),
+    pages=st.integers(1, 50),
+    chunk=st.integers(1, 10),
+    room=st.integers(1, 900),
+)
+def test_backups_go_page_by_page(layers: int, pages: int, chunk: int, room: int) -> None:
+    most = max(room, chunk)
+    batches = list(by_pages(layers, pages, chunk, most))
+    assert sorted(moved(batches)) == [
+        (layer, page) for layer in range(layers) for page in range(pages)
+    ]
+    assert all(0 < batch.layers * batch.pages * chunk <= most for batch in batches)
+    assert batches[0].pages == 1
+    if most >= layers * chunk:
+        assert all(batch.layers == layers for batch in batches)
+
+
 def test_short_transfers_take_few_calls_and_long_ones_small_steps() -> None:
-    assert [batch.layers for batch in cut(range(36), 2, 1, 1000)] == [1, 2, 4, 8, 16, 4, 1]
-    assert [batch.layers for batch in cut(range(8), 32, 1, 70)] == [1, 2, 2, 2, 1]
-    assert [batch.pages for batch in cut(range(1), 100, 1, 70)] == [50, 50]
+    assert [batch.layers for batch in by_layers(range(36), 2, 1, 1000)] == [1, 2, 4, 8, 16, 4, 1]
+    assert [batch.layers for batch in by_layers(range(8), 32, 1, 70)] == [1, 2, 2, 2, 1]
+    assert [batch.pages for batch in by_layers(range(1), 100, 1, 70)] == [50, 50]

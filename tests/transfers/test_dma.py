@@ -241,6 +241,10 @@ def test_a_page_first_run_of_layers_is_one_piece(device: torch.device) -> None:
     host, rows = page_indices(pool, 3)
     transfer.backup(host, rows)
     chunk = pool.shape.layout.chunk_bytes
+    # Backups go page by page.
+    assert engine.batches == [[8 * chunk], [8 * chunk] * 2]
+    engine.batches.clear()
+    pool.restore_all(transfer, host, rows)
     assert engine.batches == [[chunk] * 3, [2 * chunk] * 3, [4 * chunk] * 3, [chunk] * 3]
 
 
