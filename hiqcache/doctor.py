@@ -39,9 +39,9 @@ class Pool(NamedTuple):
 def diagnose(pool: Pool | None) -> Iterator[Check]:
     """Every check, in the order in which a start would trip over them."""
     yield _python()
-    yield _sglang()
-    yield from _contract()
     settings = yield from _settings()
+    yield _sglang(settings)
+    yield from _contract()
     yield from _plugins()
     yield from _device(settings)
     if pool is not None:
@@ -67,7 +67,7 @@ def _python() -> Check:
     return Check(False, "Python", f"{found}; HiQCache is made for 3.11 and 3.12: use one of them.")
 
 
-def _sglang() -> Check:
+def _sglang(settings: Settings) -> Check:
     from hiqcache.sglang.support import installed_sglang
 
     found = installed_sglang()
@@ -75,11 +75,15 @@ def _sglang() -> Check:
         return Check(True, "SGLang", found)
     if found is None:
         return Check(False, "SGLang", f"not installed: pip install sglang=={SUPPORTED_SGLANG}")
+    if found == settings.allow_sglang:
+        text = f"{found}, by HIQCACHE_ALLOW_SGLANG; HiQCache is tested with {SUPPORTED_SGLANG}"
+        return Check(True, "SGLang", text)
     return Check(
         False,
         "SGLang",
         f"{found}; HiQCache uses internals of {SUPPORTED_SGLANG}: pip install "
-        f"sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for {found}.",
+        f"sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for {found}. Where the contract "
+        f"below holds, HIQCACHE_ALLOW_SGLANG={found} serves it untested.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "HIQCACHE_TRANSFER": ("auto", "fused", "mover", "torch"),
     "HIQCACHE_SIZING": ("bytes", "tokens"),
     "HIQCACHE_METRICS": ("1", "0"),
+    # Any version of SGLang: see _version.
+    "HIQCACHE_ALLOW_SGLANG": (),
 }
 
 
@@ -36,12 +39,15 @@ class Settings:
         pool would have taken, and holds more tokens. ``tokens``: it holds the tokens that SGLang's
         own pool would have held, in fewer bytes. ``--hicache-size`` means bytes either way.
     metrics: whether the exporter runs.
+    allow_sglang: another release of SGLang than HiQCache is tested with, which is served all the
+        same if it keeps the contract (hiqcache/sglang/contract.py); empty: none.
     """
 
     codec: str = STOCK
     transfer: str = "auto"
     sizing: str = "bytes"
     metrics: bool = True
+    allow_sglang: str = ""
 
     @property
     def quantises(self) -> bool:
@@ -68,7 +74,9 @@ class Settings:
             value = env[name].strip().lower()
             if not value:
                 continue
-            if value not in VALUES[name]:
+            if name == "HIQCACHE_ALLOW_SGLANG":
+                value = _version(value)
+            elif value not in VALUES[name]:
                 raise SettingsError(
                     f"{name}={env[name]!r}: it must be one of {', '.join(VALUES[name])}."
                 )
@@ -78,6 +86,7 @@ class Settings:
             transfer=given.get("HIQCACHE_TRANSFER", "auto"),
             sizing=given.get("HIQCACHE_SIZING", "bytes"),
             metrics=given.get("HIQCACHE_METRICS", "1") == "1",
+            allow_sglang=given.get("HIQCACHE_ALLOW_SGLANG", ""),
         )
         if not settings.quantises and settings.transfer != "auto":
             raise SettingsError(
@@ -91,3 +100,13 @@ class Settings:
                 "HIQCACHE_TRANSFER."
             )
         return settings
+
+
+def _version(value: str) -> str:
+    """``value`` as one version; a range would let in what nobody has looked at."""
+    if not re.fullmatch(r"\d+(\.\w+)+(\+[\w.]+)?", value):
+        raise SettingsError(
+            f"HIQCACHE_ALLOW_SGLANG={value!r}: it must be one version of SGLang, as pip writes it "
+            "(0.5.24, 0.5.24.post1)."
+        )
+    return value

@@ -257,6 +257,7 @@ def test_doctor_names_both_versions_of_sglang(tmp_path: Path) -> None:
     done = run("doctor", SGLANG_PLATFORM="hiqcache_cpu", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "FIX  SGLang: 0.5.99; HiQCache uses internals of 0.5.23" in done.stdout
+    assert "HIQCACHE_ALLOW_SGLANG=0.5.99 serves it untested" in done.stdout
 
 
 def test_doctor_names_a_seam_that_moved(

@@ -13,10 +13,10 @@ from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from hiqcache.codecs import get_codec
+from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import RecordLayout, format_of, kv_parts
 from hiqcache.settings import Settings
 from hiqcache.sglang.support import (
-    UnsupportedError,
     order_of,
     require_codec,
     require_no_storage,
@@ -59,7 +59,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
         host_token_capacity: int | None = None,
     ) -> None:
         self.settings = Settings.from_env()
-        require_supported_sglang()
+        require_supported_sglang(self.settings.allow_sglang)
         require_target_pool(pool_label)
         # SGLang names the allocator after the storage backend, where there is one.
         require_no_storage(None if allocator_type == "default" else allocator_type)

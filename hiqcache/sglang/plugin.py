@@ -13,10 +13,10 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from hiqcache.compatibility import UnsupportedError
 from hiqcache.settings import Settings, SettingsError
 from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.support import (
-    UnsupportedError,
     installed_sglang,
     require_no_storage,
     require_plain_kv_pool,
@@ -49,7 +49,7 @@ def register() -> None:
     try:
         settings = Settings.from_env()
         if settings.quantises:
-            require_supported_sglang()
+            require_supported_sglang(settings.allow_sglang)
     except (SettingsError, UnsupportedError) as error:
         raise SystemExit(f"HiQCache: {error}") from error
 
@@ -70,7 +70,7 @@ def register() -> None:
         ]
     elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
         choose = _copying_pool
-    if settings.metrics and installed_sglang() == SUPPORTED_SGLANG:
+    if settings.metrics and _served(settings):
         choose = _observing(choose or _stock_pool)
         hooks.append((f"{_RADIX_CACHE}.evict_host", _mark_eviction, HookType.AROUND))
     elif settings.metrics:
@@ -85,6 +85,14 @@ def register() -> None:
         if settings.quantises:
             _require(target)
         HookRegistry.register(target, hook, kind)
+
+
+def _served(settings: Settings) -> bool:
+    try:
+        require_supported_sglang(settings.allow_sglang)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _require(target: str) -> None:

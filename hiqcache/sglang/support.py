@@ -10,8 +10,12 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES
+from hiqcache.compatibility import WAY_OUT as _WAY_OUT
+from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import Order, Part
 from hiqcache.sglang import SUPPORTED_SGLANG
+from hiqcache.sglang.contract import breaches
+from hiqcache.sglang.source import Source
 
 #: SGLang's host layouts that are served, and the arena order of each. page_first_direct is what
 #: page_first becomes with --hicache-io-backend direct; the arena is the same.
@@ -20,12 +24,6 @@ ORDERS: dict[str, Order] = {
     "page_first_direct": "page_first",
     "layer_first": "layer_first",
 }
-
-_WAY_OUT = "Unset HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's own host pool."
-
-
-class UnsupportedError(ValueError):
-    """A configuration that HiQCache does not serve; the text says what was found, and a way out."""
 
 
 def installed_sglang() -> str | None:
@@ -36,15 +34,32 @@ def installed_sglang() -> str | None:
         return None
 
 
-def require_supported_sglang() -> None:
-    """Raise UnsupportedError unless the installed SGLang is the supported release."""
+def require_supported_sglang(allowed: str = "") -> None:
+    """Raise UnsupportedError unless the installed SGLang is served.
+
+    ``allowed``: a release (HIQCACHE_ALLOW_SGLANG) that is served too, if it keeps the contract.
+    """
     found = installed_sglang()
-    if found != SUPPORTED_SGLANG:
-        raise UnsupportedError(
-            f"HiQCache uses internals of SGLang {SUPPORTED_SGLANG}; the installed version is "
-            f"{found or 'none'}. Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release made "
-            f"for {found or 'your version'}. {_WAY_OUT}"
+    if found == SUPPORTED_SGLANG:
+        return
+    source = Source.installed()
+    lacking = breaches(source) if source is not None else []
+    if source is not None and found == allowed and not lacking:
+        return
+    if source is None:
+        judged = ""
+    elif lacking:
+        judged = f" It lacks what HiQCache needs: {' '.join(lacking)}"
+    else:
+        judged = (
+            f" Its source has what HiQCache needs of it, and nothing of it was tested: "
+            f"HIQCACHE_ALLOW_SGLANG={found} serves it at your own risk."
         )
+    raise UnsupportedError(
+        f"HiQCache uses internals of SGLang {SUPPORTED_SGLANG}; the installed version is "
+        f"{found or 'none'}.{judged} Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release "
+        f"made for {found or 'your version'}. {_WAY_OUT}"
+    )
 
 
 def require_plain_kv_pool(kv_pool: Any, use_mla: bool, drafts: Sequence[Any]) -> None:

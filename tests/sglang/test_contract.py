@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.sglang import plugin, release
+from hiqcache.compatibility import UnsupportedError
+from hiqcache.sglang import plugin, release, support
 from hiqcache.sglang.contract import BEHAVIOURS, METRICS, NEEDS, Metric, Need, breaches, terms
 from hiqcache.sglang.source import Source
 
@@ -172,3 +173,32 @@ def test_terms_are_unique() -> None:
     names = [getattr(term, "path", None) or term.name for term in terms()]
     kinds = [(type(term).__name__, name) for term, name in zip(terms(), names, strict=True)]
     assert len(set(kinds)) == len(kinds)
+
+
+def _installed_as(monkeypatch: pytest.MonkeyPatch, source: Source, version: str) -> None:
+    monkeypatch.setattr(support, "installed_sglang", lambda: version)
+    monkeypatch.setattr(Source, "installed", lambda: source)
+
+
+def test_another_release_is_served_where_it_is_named_and_keeps_the_contract(
+    installed: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _installed_as(monkeypatch, installed, "0.5.24")
+    support.require_supported_sglang("0.5.24")
+    for allowed in ("", "0.5.25"):
+        with pytest.raises(UnsupportedError, match=r"HIQCACHE_ALLOW_SGLANG=0\.5\.24 serves"):
+            support.require_supported_sglang(allowed)
+
+
+@pytest.mark.parametrize("allowed", ["", "0.5.24"])
+def test_a_release_that_breaks_the_contract_is_refused_by_what_it_lacks(
+    allowed: str, installed: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _installed_as(monkeypatch, renamed(installed, "get_mha_host_pool_cls"), "0.5.24")
+    with pytest.raises(UnsupportedError, match="get_mha_host_pool_cls is not there") as no:
+        support.require_supported_sglang(allowed)
+    assert "HIQCACHE_ALLOW_SGLANG" not in str(no.value)
+    monkeypatch.setenv("HIQCACHE_ALLOW_SGLANG", allowed)
+    monkeypatch.setenv("HIQCACHE_CODEC", "int8")
+    with pytest.raises(SystemExit, match="get_mha_host_pool_cls is not there"):
+        plugin.register()

@@ -16,8 +16,8 @@ from sglang.srt.mem_cache.device_pool_info import (
     KVScaleLayout,
 )
 
+from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang import plugin, support
-from hiqcache.sglang.support import UnsupportedError
 from tests.sglang.builders import LAYERS, buffer_info, host_pool
 
 WAY_OUT = "HIQCACHE_CODEC"
@@ -138,7 +138,7 @@ from sglang.srt.mem_cache.kv_cache_builder import prepare_mha_write_back_staging
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
-from hiqcache.sglang.support import UnsupportedError
+from hiqcache.compatibility import UnsupportedError
 
 def refuse(call, *args, **kwargs):
     try:
