@@ -12,7 +12,7 @@ LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.loc
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
 .PHONY: help env demo test lint quality bench up down logs images dashboards dashboards-preview \
-  monitoring-test compose-test contract clean
+  monitoring-test compose-test wheel contract clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -97,6 +97,10 @@ lint: env ## Style, types, containers and generated files
 	$(BIN)/python -m bench.readme --check
 	$(BIN)/python -m docs.compatibility --check
 
+wheel: env ## Build the package into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --wheel-dir dist .
+
 contract: env ## Does another SGLang keep what HiQCache needs of it? (SGLANG=x.y.z; reads its wheel)
 	@version=$${SGLANG:-$$($(BIN)/python -c 'from hiqcache.sglang import SUPPORTED_SGLANG as v; print(v)')} && \
 	  $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps \
@@ -104,4 +108,4 @@ contract: env ## Does another SGLang keep what HiQCache needs of it? (SGLANG=x.y
 	  $(BIN)/python -m hiqcache.sglang.release .cache/wheels/sglang-$$version-*.whl
 
 clean: ## Remove the environment, caches and prepared models
-	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 # The comparison exporter (`hiqcache exporter`): no SGLang, no torch.
 #
-#   docker build -f docker/exporter.Dockerfile -t hiqcache/exporter:0.1.0 .
+#   docker build -f docker/exporter.Dockerfile -t hiqcache/exporter:0.2.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE}
@@ -9,7 +9,7 @@ RUN python3 -m venv /opt/venv
 COPY requirements/exporter.lock /tmp/locks/
 RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes -r /tmp/locks/exporter.lock
 
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="HiQCache exporter" \
       org.opencontainers.image.description="Compares a BF16 and an INT8 server" \
       org.opencontainers.image.version="${VERSION}" \

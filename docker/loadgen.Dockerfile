@@ -1,6 +1,6 @@
 # The load generator: Locust with this repository's workloads.
 #
-#   docker build -f docker/loadgen.Dockerfile -t hiqcache/loadgen:0.1.0 .
+#   docker build -f docker/loadgen.Dockerfile -t hiqcache/loadgen:0.2.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE}
@@ -9,7 +9,7 @@ RUN python3 -m venv /opt/venv
 COPY requirements/loadgen.lock /tmp/locks/
 RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes -r /tmp/locks/loadgen.lock
 
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="HiQCache load generator" \
       org.opencontainers.image.description="Locust workloads that time tokens" \
       org.opencontainers.image.version="${VERSION}" \

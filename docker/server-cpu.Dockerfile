@@ -1,6 +1,6 @@
 # SGLang with HiQCache on a CPU, with a small real model inside: for the demo, the tests and CI.
 #
-#   docker build -f docker/server-cpu.Dockerfile -t hiqcache/server-cpu:0.1.0 .
+#   docker build -f docker/server-cpu.Dockerfile -t hiqcache/server-cpu:0.2.0 .
 #
 # Pin the base by digest where your registry shows one: --build-arg PYTHON_IMAGE=python@sha256:…
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
@@ -27,7 +27,7 @@ RUN /opt/venv/bin/python -m pip install --no-deps --no-build-isolation --prefix 
 
 # On top of the dependencies, not a copy of them: neither stage holds a compiler.
 FROM dependencies
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="HiQCache CPU server" \
       org.opencontainers.image.description="SGLang with a quantised host KV tier, on a CPU" \
       org.opencontainers.image.version="${VERSION}" \

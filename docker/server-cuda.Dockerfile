@@ -1,6 +1,6 @@
 # SGLang with HiQCache on NVIDIA GPUs (x86-64, a driver for CUDA 13).
 #
-#   docker build -f docker/server-cuda.Dockerfile -t hiqcache/server-cuda:0.1.0 .
+#   docker build -f docker/server-cuda.Dockerfile -t hiqcache/server-cuda:0.2.0 .
 #
 # Pin the base by digest where your registry shows one: --build-arg CUDA_IMAGE=nvidia/cuda@sha256:…
 # Its CUDA is the one that torch's wheel is built for. The development image, at run time too: SGLang
@@ -26,7 +26,7 @@ RUN /opt/venv/bin/python -m pip install --no-deps --no-build-isolation --prefix 
 
 # On top of the dependencies, not a copy of them: 10 GB less to build and to keep.
 FROM dependencies
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="HiQCache CUDA server" \
       org.opencontainers.image.description="SGLang with a quantised host KV tier" \
       org.opencontainers.image.version="${VERSION}" \
