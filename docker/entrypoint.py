@@ -49,6 +49,10 @@ OWNED = {
     "--hicache-ratio": "HICACHE_RATIO",
 }
 
+#: SGLang's names for the arguments that multiply ranks.
+PIPELINE_PARALLEL = ("--pipeline-parallel-size", "--pp-size")
+DATA_PARALLEL = ("--data-parallel-size", "--dp-size")
+
 #: Arguments whose values stay out of the log: keys, and JSON that may hold some.
 SECRETS = (
     *("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--watermark-config"),
@@ -154,18 +158,24 @@ class Configuration:
 
     @property
     def ranks(self) -> int:
-        """Tensor-parallel ranks of this host: SGLANG_ARGS may spread TP over several (--nnodes)."""
-        return max(1, self.tp // max(1, self._extra("--nnodes") or 1))
+        """Ranks of this host, each with a GPU and an L2: TP times what SGLANG_ARGS asks for.
+
+        Pipeline stages and replicas multiply them (under --enable-dp-attention, --dp-size does
+        not: its groups are among the TP ranks), and --nnodes spreads them over hosts.
+        """
+        replicas = 1 if "--enable-dp-attention" in self.extra else self._extra(*DATA_PARALLEL) or 1
+        ranks = self.tp * (self._extra(*PIPELINE_PARALLEL) or 1) * replicas
+        return max(1, ranks // max(1, self._extra("--nnodes") or 1))
 
     @property
     def page_size(self) -> int:
         """Tokens per page, as SGLANG_ARGS asks for; SGLang's own default is 1."""
         return self._extra("--page-size") or 1
 
-    def _extra(self, flag: str) -> int | None:
+    def _extra(self, *flags: str) -> int | None:
         """A whole number of SGLANG_ARGS; SGLang takes abbreviated flags, and so does this."""
         parser = argparse.ArgumentParser("SGLANG_ARGS", add_help=False)
-        parser.add_argument(flag, type=int, dest="value")
+        parser.add_argument(*flags, type=int, dest="value")
         value: int | None = parser.parse_known_args(self.extra)[0].value
         return value
 
@@ -184,7 +194,8 @@ class Configuration:
             bytes_per_token = layout_for(
                 geometry, settings.codec, self.page_size, settings.transfer
             ).bytes_per_token
-        return tokens * bytes_per_token / 1e9
+        stages = self._extra(*PIPELINE_PARALLEL) or 1  # each holds its share of the layers
+        return tokens * bytes_per_token / stages / 1e9
 
     @property
     def memory_variables(self) -> str:
@@ -259,7 +270,8 @@ def check_gpus(ranks: int, gpus: int) -> None:
     """Raise ConfigurationError where there are fewer ``gpus`` (0: unknown) than ``ranks``."""
     if 0 < gpus < ranks:
         raise ConfigurationError(
-            f"TP asks for {ranks} GPUs, and this container sees {gpus}: set TP={gpus}, or give it "
+            f"TP (and SGLANG_ARGS) ask for {ranks} GPUs, and this container sees {gpus}: lower "
+            f"it, or give it "
             f"more (Compose: GPU_COUNT={ranks} in the profile gpu-int8; each arm of the profile "
             "gpu gets one. docker run: --gpus)."
         )
@@ -329,6 +341,7 @@ def main(argv: list[str]) -> None:
         command = ["-m", "hiqcache.cli", "doctor"]
         if planned:
             command += ["--model", configuration.model, "--tp", str(configuration.tp)]
+            command += ["--ranks", str(configuration.ranks)]
             command += ["--host-gb", str(gigabytes), "--page-size", str(configuration.page_size)]
     else:
         command = ["-m", "sglang.launch_server", *configuration.arguments()]

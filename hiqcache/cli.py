@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "doctor", help="check versions, settings and memory limits; status 1 on a problem"
     )
     _add_pool(doctor, required=False)
+    doctor.add_argument(
+        "--ranks", type=int, help="ranks of this host, each with such a pool (default: --tp)"
+    )
 
     exporter_parser = commands.add_parser(
         "exporter", help="scrape both arms and serve what only the two together say"
@@ -101,7 +104,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     pool = None
     if arguments.model is not None:
         model = read_model(arguments.model, arguments.tp)
-        pool = Pool(model, arguments.host_gb, arguments.tp, arguments.page_size)
+        ranks = arguments.tp if arguments.ranks is None else arguments.ranks
+        if ranks < 1:
+            raise ValueError(f"--ranks must be at least 1, not {ranks}.")
+        pool = Pool(model, arguments.host_gb, ranks, arguments.page_size)
     problems = report(pool)
     if problems:
         print(f"\n{problems} problem(s).", file=sys.stderr)

@@ -352,6 +352,18 @@ def test_the_reserve_is_the_one_that_sglang_documents() -> None:
     assert reserve_bytes() == 10 * 1024**3
 
 
+def test_doctor_counts_the_ranks_of_this_host(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGLANG_PLATFORM", "hiqcache_cpu")
+    arguments = ["doctor", "--model", str(model), "--host-gb", "100000", "--tp", "8"]
+    assert main([*arguments, "--ranks", "4"]) == 1
+    assert "the pool's 400000.00 GB" in capsys.readouterr().out
+    assert main(arguments) == 1
+    assert "the pool's 800000.00 GB" in capsys.readouterr().out
+    assert main([*arguments, "--ranks", "0"]) == 2
+
+
 def test_half_a_pool_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--host-gb", "8"]) == 2
     assert "go together" in capsys.readouterr().err

@@ -140,17 +140,45 @@ def test_tp_above_the_visible_gpus_is_refused(entrypoint: ModuleType, tmp_path: 
         (tmp_path / name).touch()
     assert entrypoint.visible_gpus(tmp_path) == 2
     entrypoint.check_gpus(2, 2)
-    with pytest.raises(entrypoint.ConfigurationError, match=r"sees 2: set TP=2.*GPU_COUNT=4"):
+    with pytest.raises(entrypoint.ConfigurationError, match=r"sees 2: lower.*GPU_COUNT=4"):
         entrypoint.check_gpus(4, 2)
     # WSL and other places without such files: SGLang will tell.
     assert entrypoint.visible_gpus(tmp_path / "absent") == 0
     entrypoint.check_gpus(4, 0)
 
 
-@pytest.mark.parametrize(("more", "ranks"), [("", 16), ("--nnodes 2", 8), ("--nnodes=4 --x", 4)])
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [
+        ("", 16),
+        ("--nnodes 2", 8),
+        ("--nnodes=4 --x", 4),
+        ("--pp-size 2", 32),
+        ("--pipeline-parallel 2 --nnodes 4", 8),
+        ("--dp-size 2", 32),
+        ("--enable-dp-attention --dp-size 2", 16),
+        ("--attn-dp-size 2", 16),
+    ],
+)
 def test_ranks_are_those_of_one_host(entrypoint: ModuleType, more: str, ranks: int) -> None:
     read = entrypoint.Configuration.from_env
     assert read({"MODEL": "m", "TP": "16", "SGLANG_ARGS": more}).ranks == ranks
+
+
+@pytest.mark.parametrize("more", ["", "--nnodes 2", "--pp-size 2", "--pp-size=4 --nnodes=2"])
+def test_ranks_are_counted_as_sglang_counts_them(entrypoint: ModuleType, more: str) -> None:
+    """Of one replica: SGLang's launch width over its nodes, by its own parser."""
+    import argparse
+
+    from sglang.srt.runtime_context import launch_world_size_of
+    from sglang.srt.server_args import ServerArgs
+
+    read = entrypoint.Configuration.from_env({"MODEL": "m", "TP": "8", "SGLANG_ARGS": more})
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    given = parser.parse_args(read.arguments())
+    names = vars(given) | {"ep_join_rank_offset": 0}
+    assert read.ranks == launch_world_size_of(argparse.Namespace(**names)) // given.nnodes
 
 
 def test_keys_stay_out_of_the_log(entrypoint: ModuleType) -> None:
@@ -177,6 +205,7 @@ def test_flags_are_those_of_sglangs_parser(entrypoint: ModuleType) -> None:
     ServerArgs.add_cli_args(parser)
     options = {flag for action in parser._actions for flag in action.option_strings}
     assert set(entrypoint.SECRETS) <= options
+    assert {*entrypoint.PIPELINE_PARALLEL, *entrypoint.DATA_PARALLEL} <= options
     keys = {flag for flag in options if flag.endswith(("-key", "-password", "-secret"))}
     assert keys <= set(entrypoint.SECRETS)
     for action in parser._actions:
