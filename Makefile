@@ -11,8 +11,8 @@ GRAFANA_VENV := .cache/grafana
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
-.PHONY: help env demo test lint quality bench up down logs images dashboards dashboards-preview \
-  monitoring-test compose-test wheel contract clean
+.PHONY: help env demo demo-results test lint quality bench up down logs images dashboards \
+  dashboards-preview monitoring-test compose-test wheel contract clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -30,10 +30,14 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 	@touch $@
 
 # What runs on CPUs must not find a GPU that its environment has no kernels for.
-demo test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
+demo demo-results test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
 	$(BIN)/python -m bench.demo --codec $(CODEC)
+
+demo-results: env ## Renew the demo's figures that the documentation quotes (results/demo)
+	$(BIN)/python -m bench.demo --out results/demo
+	$(BIN)/python -m bench.readme
 
 test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
 	$(BIN)/python -m pytest -m "not docker and not monitoring"

@@ -1,8 +1,8 @@
-"""Fills a README's tables from results/, or checks that they are what results/ says.
+"""Fills the documents' tables from results/, or checks that they are what results/ says.
 
-    python -m bench.readme --check|--write [README]
+    python -m bench.readme [--check] [DOCUMENT ...]
 
-A table stands between <!-- results:NAME --> and <!-- /results:NAME -->. Nothing else is touched.
+A block stands between <!-- results:NAME --> and <!-- /results:NAME -->. Nothing else is touched.
 """
 
 from __future__ import annotations
@@ -17,81 +17,90 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bench import REPOSITORY, demo
+from bench import REPOSITORY, demo, findings
+from bench.lab.environment import hardware
 from bench.quality import report as quality
 from bench.tiers import tables
 from bench.traces import report as traces
 from bench.traces import tables as trace_tables
 from bench.transfers import report as transfers
+from bench.verify import report as verify
+
+DOCUMENTS = (REPOSITORY / "README.md", REPOSITORY / "docs" / "results.md")
 
 _BLOCK = re.compile(
     r"<!-- results:(?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- /results:(?P=name) -->", re.DOTALL
 )
 _MARKER = re.compile(r"<!-- /?results:[\w-]+ -->")
 
+Result = dict[str, Any]
 Loader = Callable[[Path], str]
 
 
 class ReadmeError(ValueError):
-    """A README that cannot be filled; the text says where."""
+    """A document that cannot be filled; the text says where."""
 
 
-def _one(file: str, render: Callable[[dict[str, Any]], str]) -> Loader:
-    return lambda results: render(_load(results / file))
+def made(result: Result) -> str:
+    """What made a result, by its own record: hardware, versions, commit and date."""
+    setup = result.get("setup") or result.get("made_by") or result
+    environment = setup.get("environment")
+    if environment is None:
+        versions = ", ".join(f"{name} {number}" for name, number in setup["versions"].items())
+        card = setup.get("card")
+        on = " on " + (card if isinstance(card, str) else "; ".join(card)) if card else ""
+        return f"Measured{on} ({versions}). Its record names no commit."
+    versions = environment["versions"]
+    return (
+        f"Measured on {hardware(environment)}, {environment['time'][:10]}, at commit "
+        f"{environment['commit'] or '(none recorded)'} (SGLang {versions['sglang']}, torch "
+        f"{versions['torch']})."
+    )
+
+
+def _one(file: str, render: Callable[[Result], str]) -> Loader:
+    def block(results: Path) -> str:
+        result = _load(results / file)
+        return f"{render(result)}\n\n{made(result)}"
+
+    return block
 
 
 def _traces(results: Path) -> str:
     found = traces.simulations(results / "traces")
     if not found:
         raise ReadmeError(f"{results / 'traces'} holds no simulation")
-    return trace_tables.traces(found).markdown()
+    return f"{trace_tables.traces(found).markdown()}\n\n{made(found[0])}"
 
 
 def _replays(results: Path) -> str:
     found = traces.replays(results / "traces")
     if not found:
         raise ReadmeError(f"{results / 'traces'} holds no replay")
-    return trace_tables.replays(found).markdown()
+    return f"{trace_tables.replays(found).markdown()}\n\n{made(found[0])}"
 
 
 def _code(text: str) -> str:
     return f"```\n{text}\n```"
 
 
-def _verified(summary: dict[str, Any]) -> str:
-    """bench.verify's counts: what a running server held, and what its restores answered."""
-    lines = [
-        "| arm | L2 tokens | restored answers bit-equal to L1 hits | requests under pressure | of "
-        "them restored | mismatches | largest change of a log-probability | would be seen from |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for arm, found in summary["arms"].items():
-        exact = found["exact"]
-        cells = [
-            arm,
-            f"{found['capacity']['host_total_tokens']:,.0f}",
-            f"{exact['equal']} of {exact['compared']}",
-        ]
-        # What a time limit or a crash has cut short shows.
-        pressure = found.get("pressure")
-        cells += (
-            [
-                f"{pressure['requests']:,}",
-                f"{pressure['restored_requests']:,}",
-                str(pressure["mismatches"]),
-                f"{pressure['largest_change_restored']:.2f}",
-                f"{pressure['bound']:.2f}",
-            ]
-            if pressure
-            else ["not finished", *["–"] * 4]
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _verified(result: Result) -> str:
+    return verify.table(result).markdown()
 
 
-#: What can stand in a README, by name.
-TABLES: Mapping[str, Loader] = MappingProxyType(
+#: What can stand in a document, by name.
+BLOCKS: Mapping[str, Loader] = MappingProxyType(
     {
+        "setting": findings.setting,
+        "headline": lambda results: (
+            f"{findings.headline(results).markdown()}\n\n"
+            f"{made(_load(results / 'h200' / 'same_bytes.json'))}"
+        ),
+        "findings": findings.findings,
+        "plan": lambda _: _code(findings.planned()),
+        "demo-large": _one(
+            "demo/summary.json", lambda summary: _code(demo.tables(summary, "large"))
+        ),
         "demo": _one("demo/summary.json", lambda summary: _code(demo.tables(summary))),
         "server": _one("h200/server.json", _verified),
         "server-smollm2": _one("h200/server_smollm2.json", _verified),
@@ -117,9 +126,15 @@ def fill(text: str, results: Path) -> str:
 
     def replace(block: re.Match[str]) -> str:
         name = block["name"]
-        if name not in TABLES:
-            raise ReadmeError(f"results:{name} is unknown; known: {', '.join(TABLES)}")
-        return f"<!-- results:{name} -->\n{TABLES[name](results)}\n<!-- /results:{name} -->"
+        if name not in BLOCKS:
+            raise ReadmeError(f"results:{name} is unknown; known: {', '.join(BLOCKS)}")
+        try:
+            body = BLOCKS[name](results)
+        except FileNotFoundError as error:
+            raise ReadmeError(
+                f"{error.filename} does not exist, so results:{name} cannot be filled"
+            ) from error
+        return f"<!-- results:{name} -->\n{body}\n<!-- /results:{name} -->"
 
     filled, blocks = _BLOCK.subn(replace, text)
     if 2 * blocks != len(_MARKER.findall(text)):
@@ -129,12 +144,29 @@ def fill(text: str, results: Path) -> str:
     return filled
 
 
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ReadmeError(f"{file} does not exist, so its table cannot be filled") from error
+def _load(file: Path) -> Result:
+    loaded: Result = json.loads(file.read_text(encoding="utf-8"))
     return loaded
+
+
+def bring_up_to_date(document: Path, results: Path, check: bool) -> bool:
+    """Fill ``document``, or with ``check`` say how it differs; whether it is up to date now.
+
+    Raises ReadmeError.
+    """
+    text = document.read_text(encoding="utf-8")
+    filled = fill(text, results)
+    if filled == text:
+        return True
+    if not check:
+        document.write_text(filled, encoding="utf-8")
+        return True
+    sys.stderr.writelines(
+        difflib.unified_diff(
+            text.splitlines(True), filled.splitlines(True), document.name, "from results/"
+        )
+    )
+    return False
 
 
 def main() -> int:
@@ -143,30 +175,20 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="fail where a table is out of date")
-    what.add_argument("--write", action="store_true", help="bring the tables up to date")
-    parser.add_argument("readme", nargs="?", type=Path, default=REPOSITORY / "README.md")
+    parser.add_argument("--check", action="store_true", help="fail where a block is out of date")
+    parser.add_argument("documents", nargs="*", type=Path, metavar="DOCUMENT")
     parser.add_argument("--results", type=Path, default=REPOSITORY / "results")
     options = parser.parse_args()
-    text = options.readme.read_text(encoding="utf-8")
-    try:
-        filled = fill(text, options.results)
-    except ReadmeError as error:
-        print(f"{options.readme}: {error}", file=sys.stderr)
-        return 1
-    if options.write:
-        options.readme.write_text(filled, encoding="utf-8")
-        return 0
-    if filled == text:
-        return 0
-    sys.stderr.writelines(
-        difflib.unified_diff(
-            text.splitlines(True), filled.splitlines(True), "README", "README from results/"
-        )
-    )
-    print("run `python -m bench.readme --write`", file=sys.stderr)
-    return 1
+    good = True
+    for document in options.documents or DOCUMENTS:
+        try:
+            good &= bring_up_to_date(document, options.results, options.check)
+        except ReadmeError as error:
+            print(f"{document}: {error}", file=sys.stderr)
+            good = False
+    if not good and options.check:
+        print("run `python -m bench.readme`", file=sys.stderr)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.verify": {"bench", "bench.lab", "hiqcache"},
     "bench.demo": {"bench", "bench.lab", "hiqcache"},
     "bench.clock": {"bench", "bench.lab", "hiqcache", "loadtest"},
+    "bench.findings": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.readme": {
         *("bench", "bench.demo", "bench.quality", "bench.tiers", "bench.traces"),
-        *("bench.transfers", "bench.verify", "bench.lab", "hiqcache"),
+        *("bench.findings", "bench.transfers", "bench.verify", "bench.lab", "hiqcache"),
     },
     "monitoring": {"bench", "bench.lab", "hiqcache"},
     "docker": {"hiqcache"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,17 +30,21 @@ def totals(page: str) -> dict[str, float]:
     return dict(found)
 
 
-def by_label(page: str, label: str, prefix: str) -> dict[str, dict[str, float]]:
-    """Values of the samples whose name starts with ``prefix``, by ``label`` and rest of the name.
+def by_labels(
+    page: str, labels: Sequence[str], prefix: str
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """Samples whose name starts with ``prefix``, by their ``labels``' values: rest of name, value.
 
-    Samples of one name and label are summed. Raises ValueError as ``totals`` does.
+    Samples of one name and the same labels are summed. Raises ValueError as ``totals`` does.
     """
-    found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    found: defaultdict[tuple[str, ...], defaultdict[str, float]]
+    found = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            if sample.name.startswith(prefix) and label in sample.labels:
-                found[sample.labels[label]][sample.name.removeprefix(prefix)] += sample.value
-    return {value: dict(rest) for value, rest in found.items()}
+            if sample.name.startswith(prefix) and sample.labels.keys() >= set(labels):
+                key = tuple(sample.labels[label] for label in labels)
+                found[key][sample.name.removeprefix(prefix)] += sample.value
+    return {key: dict(values) for key, values in found.items()}
 
 
 def page_of(server: Server) -> str:

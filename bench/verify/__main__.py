@@ -2,9 +2,11 @@
 
 Starts one server an arm and, on each:
 
-capacity  reads tokens and bytes per token of L2 from the running server.
+capacity  reads tokens and bytes per token of L2 from the running server; the bytes must be those
+          that the arm's layout gives, on every rank.
 exact     long prompts, one at a time: the answer from a restored prefix against the same request
-          while its prefix was still in L1 as computed. The same shapes run, so BF16 must be equal.
+          while its prefix was still in L1 as computed. The same shapes run, so what is stored as it
+          is must be equal, and what is quantised must not be.
 pressure  thousands of concurrent requests over a set of short prompts larger than L2. Every answer
           is compared with its own reference. ``bound`` is half of what it takes to be another
           prompt: of the distance between the two closest references, so that a swapped or stale
@@ -33,6 +35,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,11 @@ from bench.lab.arms import NAMES, arms_argument
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, started
 from bench.lab.texts import TEXTS, tokens_of
 from bench.verify.prompts import Prompts, RandomPrompts, TextPrompts
-from bench.verify.stages import Sizes, capacity, check, exact, pressure
+from bench.verify.stages import Sizes, capacity, exact, pressure
+from bench.verify.verdict import problems
 from hiqcache.direct_http import HttpError
+from hiqcache.host_pools import HostPool
+from hiqcache.model import read_model
 
 
 def made_with() -> dict[str, Any]:
@@ -108,6 +114,10 @@ def main() -> int:
             {**(CPU_ENV if arguments.cpu else {}), **arm.env},
         )
 
+    @cache
+    def pools(tp: int) -> tuple[HostPool, ...]:
+        return read_model(arguments.model, tp).pools
+
     def one(arm: str) -> None:
         server = servers[arm]
         stages: dict[str, Callable[[], dict[str, Any]]] = {
@@ -127,9 +137,21 @@ def main() -> int:
 
     def save() -> None:
         with lock:
-            done = {arm: found for arm, found in result["arms"].items() if "pressure" in found}
-            problems = [problem for arm, found in done.items() for problem in check(arm, found)]
-            result["problems"] = [*failures, *problems]
+            # An arm that is not over is one: a file of a run that was ended shows it.
+            result["problems"] = [
+                *failures,
+                *(
+                    problem
+                    for arm in arguments.arms
+                    for found in [result["arms"].get(arm.name, {})]
+                    for problem in problems(
+                        arm,
+                        found,
+                        sizes,
+                        pools(found["capacity"]["tp_size"]) if "capacity" in found else (),
+                    )
+                ),
+            ]
             arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

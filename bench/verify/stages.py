@@ -1,4 +1,4 @@
-"""What each arm goes through: capacity, exact restores, pressure; and what must not come out."""
+"""What each arm goes through: its capacity, exact restores, restores under pressure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.lab.server_metrics import CAPACITY, by_label, page_of, totals
+from bench.lab.server_metrics import CAPACITY, by_labels, page_of, totals
 from bench.lab.servers import Server
 from bench.verify.answers import Reply, ask, closest, distance, strays
 from bench.verify.prompts import Prompts, TextPrompts
+from hiqcache import direct_http
 
 
 class Sizes(NamedTuple):
@@ -27,15 +28,18 @@ class Sizes(NamedTuple):
 
 
 def capacity(server: Server) -> dict[str, Any]:
-    """L2 as the running server reports it, for each tensor-parallel rank."""
+    """L2 as the running server reports it: for each tensor-parallel rank, each of its pools."""
     page = page_of(server)
+    arguments = direct_http.get(f"{server.url}/server_info").json()
     sizes = ("capacity_tokens", "capacity_bytes", "bytes_per_token")
+    ranks: dict[str, dict[str, dict[str, float]]] = {}
+    for (rank, pool), values in by_labels(page, ("tp_rank", "pool"), "hiqcache_l2_").items():
+        ranks.setdefault(rank, {})[pool] = {name: values[name] for name in sizes}
     return {
         "host_total_tokens": totals(page)[CAPACITY],
-        "ranks": {
-            rank: {name: values[name] for name in sizes}
-            for rank, values in by_label(page, "tp_rank", "hiqcache_l2_").items()
-        },
+        "page_size": int(arguments["page_size"]),
+        "tp_size": int(arguments["tp_size"]),
+        "ranks": ranks,
     }
 
 
@@ -129,19 +133,3 @@ def pressure(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
             "seen_share": float(np.mean(np.array(one_token) > bound)),
         },
     }
-
-
-def check(arm: str, found: dict[str, Any]) -> list[str]:
-    """What in an arm's figures must not be."""
-    wrong = []
-    if not found["exact"]["compared"]:
-        wrong.append(f"{arm}: no long prompt was restored")
-    if arm == "bf16" and found["exact"]["equal"] != found["exact"]["compared"]:
-        wrong.append("bf16: restored answers differ from L1 hits")
-    if not found["pressure"]["restored_requests"]:
-        wrong.append(f"{arm}: nothing was restored under pressure")
-    if not found["pressure"]["bound"] > 0:
-        wrong.append(f"{arm}: the weights answer every prompt alike, so the check sees nothing")
-    if found["pressure"]["mismatches"]:
-        wrong.append(f"{arm}: {found['pressure']['mismatches']} mismatches under pressure")
-    return wrong

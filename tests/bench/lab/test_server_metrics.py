@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.lab.server_metrics import by_label, totals
+from bench.lab.server_metrics import by_labels, totals
 
 PAGE = """\
 # HELP sglang:load_back_tokens_total Tokens, with "quotes" and a { in their help.
@@ -33,10 +33,11 @@ def test_samples_are_summed_whatever_their_labels_hold() -> None:
 
 
 def test_ranks_are_told_apart() -> None:
-    assert by_label(PAGE, "tp_rank", "hiqcache_l2_") == {
-        "0": {"capacity_tokens": 1000.0},
-        "1": {"capacity_tokens": 1000.0},
+    assert by_labels(PAGE, ["tp_rank"], "hiqcache_l2_") == {
+        ("0",): {"capacity_tokens": 1000.0},
+        ("1",): {"capacity_tokens": 1000.0},
     }
+    assert by_labels(PAGE, ["tp_rank", "pool"], "hiqcache_l2_") == {}
 
 
 def test_a_page_that_is_no_metrics_is_an_error() -> None:

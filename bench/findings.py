@@ -1,0 +1,157 @@
+"""What README says of the measurements: one table and a few lines, from results/ alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.lab.arms import title
+from bench.lab.shapes import QWEN3_8B
+from bench.lab.table import Table, ms, ratio
+from bench.transfers import report as transfers
+from hiqcache.compatibility import FAMILIES
+from hiqcache.host_pools import HostPool, Model
+from hiqcache.plan import PAGE_SIZE, as_table, plan
+
+Result = dict[str, Any]
+
+
+def load(file: Path) -> Result:
+    """A result. Raises FileNotFoundError and ValueError."""
+    loaded: Result = json.loads(file.read_text(encoding="utf-8"))
+    return loaded
+
+
+def setting(results: Path) -> str:
+    """What headline was measured with, in a sentence or two."""
+    summary = load(results / "h200" / "same_bytes.json")
+    work, stock = summary["workload"], summary["arms"]["bf16"]
+    gpus = summary["setup"]["environment"]["gpus"]
+    dummy = ", dummy weights" if summary["setup"]["dummy_weights"] else ""
+    return (
+        f"One {gpus[0]}, {summary['setup']['model']}{dummy}, "
+        f"{stock['l2_bytes'] / 1e9:.0f} GB of L2 per arm. The workload is one that L2's size "
+        f"decides: {work['requests']} requests over {work['groups']} prefixes of "
+        f"{work['prefix']:,} tokens, more than BF16's L2 holds and less than int8's, from empty "
+        "caches. Pages of one token. Brackets: 95 % intervals."
+    )
+
+
+def headline(results: Path) -> Table:
+    """The same bytes of L2: what each arm held, hit and answered in."""
+    summary = load(results / "h200" / "same_bytes.json")
+    rows = []
+    for name, arm in summary["arms"].items():
+        pooled = summary["pooled"].get(name)
+        rows.append(
+            (
+                title(name),
+                f"{arm['l2_tokens']:,}",
+                f"{arm['hit_ratio']:.1%}",
+                ms(arm["ttft_ms"]["mean"]),
+                ratio(pooled["ttft_ratio"]) if pooled else "1",
+                f"{arm['output_tokens_per_s']:.0f}",
+            )
+        )
+    return Table(
+        ("L2", "L2 tokens", "hit ratio", "mean TTFT (ms)", "of BF16's", "output tokens per s"), rows
+    )
+
+
+def findings(results: Path) -> str:
+    """The findings, a line each, with links to the tables behind them."""
+    lines = (_speed, _beside, _fidelity, _correct, _where)
+    return "\n".join(f"- {line(results)}" for line in lines)
+
+
+def _speed(results: Path) -> str:
+    result = load(results / "h200" / "transfers.json")
+    targets = transfers.targets(result, "page_first")
+    values = {target.name: target.value for target in targets}
+    missed = [target.name for target in targets if not target.met]
+    return (
+        f"**Transfers** of {transfers.TOKENS:,} tokens take "
+        f"{values['restore, fused int8 / stock BF16']:.2f} (restore) and "
+        f"{values['backup, fused int8 / stock BF16']:.2f} (backup) of SGLang's own time, at pages "
+        f"of {_pages(result)}. SGLang's own backup is slow there and faster at larger pages, where "
+        "that ratio does not hold. Missed targets: "
+        f"{'; '.join(missed) or 'none'} ([transfers](docs/results.md#speed-of-transfers))."
+    )
+
+
+def _pages(result: Mapping[str, Any]) -> str:
+    size = result.get("page_size", 1)
+    return "one token" if size == 1 else f"{size} tokens"
+
+
+def _beside(results: Path) -> str:
+    result = load(results / "h200" / "transfers.json")
+
+    def slowed(direction: str, work: str) -> str:
+        ours, theirs = (
+            transfers.find(
+                result["beside"], direction=direction, beside=work, codec=codec, transfer=transfer
+            )["slowdown"]
+            for codec, transfer in (("int8", "fused"), ("bf16", "stock"))
+        )
+        return f"{ours:.2f} ({theirs:.2f})"
+
+    return (
+        "**Beside other work** a transfer slows it, in brackets SGLang's own: a decode step "
+        f"{slowed('restore', 'decode step')} times beside restores and "
+        f"{slowed('backup', 'decode step')} beside backups, a GEMM {slowed('restore', 'gemm')} and "
+        f"{slowed('backup', 'gemm')} "
+        "([beside other work](docs/results.md#beside-other-work))."
+    )
+
+
+def _fidelity(results: Path) -> str:
+    arms = load(results / "quality" / "SmolLM2-135M-Instruct" / "summary.json")
+    met, found = arms["acceptance"], arms["arms"]
+    noise = sorted(found[name]["kl_mean"]["value"] for name in ("cold", "batched"))
+    share, greedy = met["int8_rot_kl_share_of_int8"], found["int8"]["greedy"]
+    floor = found["batched"]["greedy"] or found["cold"]["greedy"]
+    beside = f"{floor['agreed_whole']:.0%}" if floor else "was not measured"
+    return (
+        f"**Fidelity**, {arms['model']}: restored int8 prefixes change next-token distributions "
+        f"by a mean KL of {found['int8']['kl_mean']['value']:.3g} nats; BF16's own noise, the same "
+        f"sums in other shapes, is {noise[0]:.3g} to {noise[1]:.3g}. int8-rot has "
+        f"{share['value']:.2f} of int8's; at most {met['int8_rot_kl_at_most']} was the target, "
+        f"{'met' if met['int8_rot_kl_met'] else '**missed**'}. {greedy['agreed_whole']:.0%} of "
+        f"int8's greedy answers agree whole; noise's share {beside}. An FP8 KV cache has "
+        f"{found['fp8']['kl_mean']['value']:.3g} nats ([quality](docs/results.md#quality))."
+    )
+
+
+def _correct(results: Path) -> str:
+    result = load(results / "h200" / "server.json")
+    done = {name: found for name, found in result["arms"].items() if "pressure" in found}
+    requests = sum(found["pressure"]["requests"] for found in done.values())
+    restored = sum(found["pressure"]["restored_requests"] for found in done.values())
+    wrong = sum(found["pressure"]["mismatches"] for found in done.values())
+    return (
+        f"**Restored answers** under pressure: {wrong} mismatches in {requests:,} requests, "
+        f"{restored:,} of them restored, on {', '.join(done)} "
+        "([restores on servers](docs/results.md#restores-on-running-servers))."
+    )
+
+
+def _where(results: Path) -> str:
+    summary = load(results / "h200" / "sweep.json")
+    fits = summary["fits_ttft_ratio"]["int8"]
+    rows = [row for row in summary["rows"] if row["arm"] == "int8"]
+    best = min(rows, key=lambda row: float(row["ttft_ratio"]["value"]))
+    return (
+        f"**Where it helps**: the mean TTFT falls to {best['ttft_ratio']['value']:.2f} of BF16's "
+        f"at best ({best['groups']} prefixes of {best['prefix']:,} tokens). Where everything fits "
+        f"BF16's L2 there is nothing to gain: {fits['value']:.2f} "
+        f"({fits['low']:.2f}–{fits['high']:.2f}) ([sweep](docs/results.md#the-sweep))."
+    )
+
+
+def planned() -> str:
+    """`hiqcache plan` for Qwen3-8B and 8 GB of L2."""
+    model = Model(Path("Qwen3-8B"), FAMILIES["plain"], (HostPool("kv", QWEN3_8B),), source="")
+    return as_table(plan(model, 8, PAGE_SIZE))
