@@ -154,7 +154,7 @@ def _device(settings: Settings) -> Iterator[Check]:
             "torch sees no CUDA device. On a machine with a GPU, install its driver; on one "
             "without, SGLANG_PLATFORM=hiqcache_cpu serves on the CPU.",
         )
-    elif settings.transfer in ("fused", "mover"):
+    elif settings.transfer in ("dma", "fused", "mover"):
         yield Check(
             False,
             "GPU",

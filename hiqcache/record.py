@@ -36,7 +36,7 @@ VECTOR_BYTES = 16
 SCALE_BYTES = 2
 
 #: Pages of so many tokens have a chunk for each layer. The copy engine needs pieces of some 30 kB
-#: to reach the link's speed (results/h200/launches.md); the rounding is at most 15 B in 16 records.
+#: to come near the link's speed; the rounding is at most 15 B in 16 records.
 CHUNK_TOKENS = 16
 
 

@@ -17,7 +17,7 @@ STOCK = "bf16"
 
 VALUES: dict[str, tuple[str, ...]] = {
     "HIQCACHE_CODEC": (STOCK, *CODEC_NAMES),
-    "HIQCACHE_TRANSFER": ("auto", "fused", "mover", "torch"),
+    "HIQCACHE_TRANSFER": ("auto", "dma", "fused", "mover", "torch"),
     "HIQCACHE_SIZING": ("bytes", "tokens"),
     "HIQCACHE_METRICS": ("1", "0"),
     # Any version of SGLang: see _version.

@@ -164,6 +164,12 @@ NEEDS: tuple[Need, ...] = (
         ("storage_backend",),
     ),
     Need(
+        f"{_MEM}.hybrid_cache.hybrid_cache_controller",
+        "HybridCacheController._move_pool_indices",
+        "hooked with HIQCACHE_TRANSFER=dma: host slots stay on the CPU",
+        ("host_pool", "host_indices", "device_indices"),
+    ),
+    Need(
         f"{_MEM}.unified_radix_cache",
         "UnifiedRadixCache.evict_host",
         "hooked: what is freed inside is evicted",

@@ -30,6 +30,9 @@ CPU_PLATFORM = "hiqcache_cpu"
 _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 _RADIX_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_HYBRID_CONTROLLER = (
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+)
 _GROUP = "sglang.srt.mem_cache.pool_host.group.HostPoolGroup"
 _STAGING = "sglang.srt.mem_cache.pool_host.mha.prepare_mha_write_back_staging"
 
@@ -68,6 +71,10 @@ def register() -> None:
             (_STAGING, _no_staging, HookType.REPLACE),
             (f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE),
         ]
+        if settings.transfer == "dma":
+            hooks.append(
+                (f"{_HYBRID_CONTROLLER}._move_pool_indices", _keep_indices, HookType.AROUND)
+            )
     elif os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
         choose = _copying_pool
     if settings.metrics and _served(settings):
@@ -181,3 +188,23 @@ def _no_staging(*args: Any, **kwargs: Any) -> None:
 
 def _check_storage(controller: Any, storage_backend: str, *args: Any, **kwargs: Any) -> None:
     require_no_storage(storage_backend)
+
+
+def _keep_indices(
+    original: Any,
+    controller: Any,
+    host_pool: Any,
+    host_indices: Any,
+    device_indices: Any,
+    **kwargs: Any,
+) -> Any:
+    """Host slots stay on the CPU, where the copy engine's batches are made.
+
+    SGLang would copy them from pageable memory on the scheduler's stream, which it avoids for its
+    own staged write-backs.
+    """
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+
+    if controller.io_backend == "kernel" and isinstance(host_pool, MHATokenToKVPoolHostINT8):
+        return host_indices, device_indices
+    return original(controller, host_pool, host_indices, device_indices, **kwargs)

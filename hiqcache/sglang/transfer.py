@@ -20,12 +20,16 @@ def build_transfer(
 
     ``device``: the pool's buffers by part and layer, as Transfer takes them.
 
-    Each is imported where it is used: fused needs Triton, mover SGLang's JIT kernels.
+    Each is imported where it is used: dma and fused need Triton, mover SGLang's JIT kernels.
     """
     if name == "torch":
         from hiqcache.transfers.torch import TorchTransfer
 
         return TorchTransfer(codec, arena, device)
+    if name == "dma":
+        from hiqcache.transfers.dma import DmaTransfer
+
+        return DmaTransfer(codec, arena, device)
     if name == "fused":
         from hiqcache.transfers.fused import FusedTransfer
 

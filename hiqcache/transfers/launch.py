@@ -35,11 +35,13 @@ BACKUP = {
 }
 RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
-# The copy engine's kernels read and write device memory. TODO measured table
-ENCODE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
-DECODE = {"int8": Launch(8192, 32, 8), "int8-rot": Launch(8192, 32, 8)}
+# Behind the copy engine kernels read and write device memory, and need no more than to keep up with
+# it: two programs a multiprocessor of an H200 (bench/transfers/pages.py tries other widths).
+ENCODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
+DECODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
 
-#: The ring: so many batches of so many bytes, two layers of 2,048 tokens of Qwen3-8B each.
+#: The ring: so many batches of so many bytes, two layers of 2,048 tokens of Qwen3-8B each, or two
+#: of its pages of 64 with all layers.
 RING_SLOTS = 3
 RING_SLOT_BYTES = 10_000_000
 
