@@ -1,4 +1,5 @@
-# The comparison exporter (`hiqcache exporter`): no SGLang, no torch.
+# The comparison exporter (`hiqcache exporter`) and the canary (`hiqcache canary`, by another entry
+# point): no SGLang, no torch.
 #
 #   docker build -f docker/exporter.Dockerfile -t hiqcache/exporter:0.2.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
@@ -20,7 +21,7 @@ COPY hiqcache /opt/hiqcache/hiqcache
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONPATH=/opt/hiqcache PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
-EXPOSE 9645
+EXPOSE 9645 9647
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
   CMD ["python", "-m", "hiqcache.direct_http", "http://127.0.0.1:9645/healthz"]
 ENTRYPOINT ["python", "-m", "hiqcache.cli", "exporter"]

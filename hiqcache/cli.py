@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hiqcache import __version__, exporter
+from hiqcache.canary import command as canary
 from hiqcache.geometry import GeometryError
 from hiqcache.model import read_model
 from hiqcache.plan import PAGE_SIZE, as_json, as_table, plan
@@ -40,11 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     exporter.add_arguments(exporter_parser)
 
+    canary_parser = commands.add_parser(
+        "canary", help="compare answers on restored prefixes with the same from L1, all the time"
+    )
+    canary.add_arguments(canary_parser)
+
     arguments = parser.parse_args(argv)
     try:
-        return {"plan": _plan, "doctor": _doctor, "exporter": exporter.run}[arguments.command](
-            arguments
-        )
+        run = {"plan": _plan, "doctor": _doctor, "exporter": exporter.run, "canary": canary.run}
+        return run[arguments.command](arguments)
     except (GeometryError, ValueError) as error:
         print(f"hiqcache {arguments.command}: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,6 @@ one definition is in monitoring/rules/recording.yml.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import signal
 import threading
@@ -18,16 +17,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from hiqcache import direct_http
+from hiqcache import direct_http, metrics_page
 
 logger = logging.getLogger(__name__)
 
@@ -209,33 +205,6 @@ def _family(
     return family
 
 
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """No line a scrape."""
-
-
-def application(comparison: Comparison) -> Callable[..., Iterable[bytes]]:
-    """A WSGI application: /metrics, /healthz."""
-    registry = CollectorRegistry()
-    registry.register(comparison)
-    metrics = make_wsgi_app(registry)
-
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
-        if path == "/metrics":
-            page: Iterable[bytes] = metrics(environ, start_response)
-            return page
-        if path == "/healthz":
-            arms = (comparison.control, comparison.treatment)
-            body = json.dumps({"status": "ok", "arms": {arm.name: arm.up for arm in arms}})
-            start_response("200 OK", [("Content-Type", "application/json")])
-            return [body.encode() + b"\n"]
-        start_response("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"/metrics and /healthz are here\n"]
-
-    return answer
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to ``parser``."""
     for role, name in (("control", "bf16"), ("treatment", "int8")):
@@ -285,32 +254,27 @@ def run(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        server = make_server(
-            arguments.host,
-            arguments.port,
-            application(Comparison(control, treatment)),
-            ThreadingWSGIServer,
-            _QuietHandler,
-        )
-    except OSError as error:
-        raise ValueError(
-            f"cannot serve on {arguments.host}:{arguments.port}: {error}. Choose another --port."
-        ) from error
-    logger.info("serving http://%s:%d/metrics", arguments.host, server.server_port)
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
-    serving.start()
+    registry = CollectorRegistry()
+    registry.register(Comparison(control, treatment))
     # A thread an arm: one that stalls does not hold up the other.
     pollers = [
         threading.Thread(target=arm.poll, args=(arguments.interval, stop))
         for arm in (control, treatment)
     ]
-    for poller in pollers:
-        poller.start()
-    for poller in pollers:
-        poller.join()
-    server.shutdown()
+    with metrics_page.serving(
+        arguments.host, arguments.port, registry, lambda: health(control, treatment)
+    ) as port:
+        logger.info("serving http://%s:%d/metrics", arguments.host, port)
+        for poller in pollers:
+            poller.start()
+        for poller in pollers:
+            poller.join()
     return 0
+
+
+def health(*arms: Arm) -> dict[str, dict[str, bool]]:
+    """What /healthz says of the arms."""
+    return {"arms": {arm.name: arm.up for arm in arms}}
 
 
 def _arm(role: str, text: str, window: float) -> Arm:

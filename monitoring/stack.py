@@ -1,5 +1,5 @@
 """The stack of compose.yaml on loopback, without containers: two CPU servers, Prometheus, exporter,
-load. What the tests query and the preview draws.
+canary, load. What the tests query and the preview draws.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Stack:
     servers: dict[str, Server]
     prometheus: str
     exporter: str
+    canary: str
     load_port: int
     folder: Path
 
@@ -184,12 +185,13 @@ def stack(folder: Path) -> Iterator[Stack]:
         )
         for arm in ("bf16", "int8")
     }
-    ports = {name: free_port() for name in ("exporter", "load", "prometheus")}
+    ports = {name: free_port() for name in ("exporter", "canary", "load", "prometheus")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     config = folder / "prometheus.yml"
     targets = {
         **{f"sglang-{arm}:30000": f"127.0.0.1:{server.port}" for arm, server in servers.items()},
         "exporter:9645": f"127.0.0.1:{ports['exporter']}",
+        "canary:9647": f"127.0.0.1:{ports['canary']}",
         "locust:9646": f"127.0.0.1:{ports['load']}",
         "localhost:9090": f"127.0.0.1:{ports['prometheus']}",
     }
@@ -206,6 +208,17 @@ def stack(folder: Path) -> Iterator[Stack]:
             ),
         ],
         folder / "exporter.log",
+    )
+    canary = Process(
+        "the canary",
+        [
+            *(sys.executable, "-m", "hiqcache.cli", "canary", "--port", str(ports["canary"])),
+            *(part for arm, server in servers.items() for part in ("--arm", f"{arm}={server.url}")),
+            # Two prompts of 80 tokens in BF16's L2.
+            *("--interval", "2", "--l2-share", "0.1"),
+            *("--prefix-tokens", "64", "--scored-tokens", "16"),
+        ],
+        folder / "canary.log",
     )
     prometheus = Process(
         "Prometheus",
@@ -224,6 +237,10 @@ def stack(folder: Path) -> Iterator[Stack]:
             server.wait()
         running.enter_context(exporter)
         exporter.wait_for(f"{urls['exporter']}/healthz")
+        running.enter_context(canary)
+        canary.wait_for(f"{urls['canary']}/healthz")
         running.enter_context(prometheus)
         prometheus.wait_for(f"{urls['prometheus']}/-/ready")
-        yield Stack(servers, urls["prometheus"], urls["exporter"], ports["load"], folder)
+        yield Stack(
+            servers, urls["prometheus"], urls["exporter"], urls["canary"], ports["load"], folder
+        )

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from wsgiref.simple_server import make_server
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bench.lab.servers import free_port
 from hiqcache import direct_http, exporter
-from hiqcache.exporter import Arm, Comparison, application, read_page
+from hiqcache.exporter import Arm, Comparison, health, read_page
+from hiqcache.metrics_page import serving
 
 PAGE = """\
 # HELP hiqcache_l2_capacity_tokens Tokens.
@@ -281,19 +281,18 @@ def test_ranks_are_added_up() -> None:
 
 
 def test_metrics_healthz_and_nothing_else() -> None:
-    comparison = Comparison(Arm("bf16", "", 300), Arm("int8", "", 300))
-    server = make_server("127.0.0.1", 0, application(comparison))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    base = f"http://127.0.0.1:{server.server_port}"
-    try:
+    arms = Arm("bf16", "", 300), Arm("int8", "", 300)
+    registry = CollectorRegistry()
+    registry.register(Comparison(*arms))
+    with serving("127.0.0.1", 0, registry, lambda: health(*arms)) as port:
+        base = f"http://127.0.0.1:{port}"
         healthz = direct_http.get(f"{base}/healthz").json()
         assert healthz == {"status": "ok", "arms": {"bf16": False, "int8": False}}
         assert 'hiqcache_arm_up{arm="bf16"} 0.0' in direct_http.get(f"{base}/metrics").text
         with pytest.raises(direct_http.HttpError, match="404"):
             direct_http.get(f"{base}/")
-    finally:
-        server.shutdown()
-        server.server_close()
+        with pytest.raises(ValueError, match=r"cannot serve on 127.0.0.1:\d+: .* another --port"):
+            serving("127.0.0.1", port, registry, dict).__enter__()
 
 
 @pytest.mark.parametrize(

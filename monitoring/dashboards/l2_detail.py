@@ -32,13 +32,13 @@ def build() -> Dashboard:
             "hiqcache-l2",
             "HiQCache: L2 detail",
             "The host tier (L2): occupancy, evictions, transfers and their speed, codec error, "
-            "staging and host memory, by arm and rank.",
+            "staging and host memory, by arm and rank; and what restored prefixes cost in quality.",
         )
         .with_variable(choice(*ARM))
         .with_variable(choice(*MODEL))
         .with_variable(choice(*RANK))
     )
-    return _moved(_held(_numbers(board))).build()
+    return _canary(_moved(_held(_numbers(board)))).build()
 
 
 def _numbers(board: builders.Dashboard) -> builders.Dashboard:
@@ -282,6 +282,65 @@ def _moved(board: builders.Dashboard) -> builders.Dashboard:
                 ],
                 "decbytes",
                 steps=[(None, BAD), (1e9, GOOD)],
+            )
+        )
+    )
+
+
+def _canary(board: builders.Dashboard) -> builders.Dashboard:
+    return (
+        board.with_panel(
+            lines(
+                "Canary: KL per token",
+                "How far answers on restored prefixes diverge from the same answers on the prefix "
+                "as computed, over an hour: mean and 99th percentile per scored token, and the "
+                "operator's objective (dashed). A copy shows 0.",
+                (0, 36, 8, 8),
+                [
+                    (f"arm_model:canary_kl_nats:mean1h{{{_ARMS}}}", "{{arm}} mean"),
+                    (f"arm_model:canary_kl_nats:p99_1h{{{_ARMS}}}", "{{arm}} p99"),
+                    (f"max by (arm) (hiqcache_canary_slo_kl_nats{{{_ARMS}}})", "{{arm}} objective"),
+                ],
+                "suffix:nats",
+                at_least=0.001,
+                no_value="no comparison yet",
+                dashed="/ objective$/",
+            )
+        )
+        .with_panel(
+            lines(
+                "Canary: top token unchanged",
+                "Share of scored tokens whose most probable token restoring left as it was, over "
+                "the last 100 restored prompts.",
+                (8, 36, 8, 8),
+                [(f"hiqcache_canary_top1_agreement{{{_ARMS}}}", "{{arm}}")],
+                "percentunit",
+                top=1,
+                no_value="no comparison yet",
+            )
+        )
+        .with_panel(
+            lines(
+                "Canary: askings",
+                "Prompts asked again after they had left L1, over an hour: restored from L2 and "
+                "compared, or not (dashed) and why. lost: L2 had evicted them. unsteady: other "
+                "requests shared their batches.",
+                (16, 36, 8, 8),
+                [
+                    (
+                        f"sum by (arm) (increase(hiqcache_canary_restored_total{{{_ARMS}}}[1h]))",
+                        "{{arm}} restored",
+                    ),
+                    (
+                        "sum by (arm, reason) "
+                        f"(increase(hiqcache_canary_not_restored_total{{{_ARMS}}}[1h])) > 0",
+                        "{{arm}} not: {{reason}}",
+                    ),
+                ],
+                "short",
+                at_least=1,
+                no_value="no canary yet",
+                dashed="/ not: /",
             )
         )
     )

@@ -27,12 +27,12 @@ REPOSITORY = Path(__file__).parents[2]
 CPU_STOCK_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2
 
 PROFILES = {
-    "cpu": {"sglang-bf16", "sglang-int8", "exporter", "locust", "locust-worker"},
+    "cpu": {"sglang-bf16", "sglang-int8", "exporter", "canary", "locust", "locust-worker"},
     "gpu": {
         *("sglang-bf16-gpu", "sglang-int8-gpu", "exporter", "locust-gpu", "locust-worker-gpu"),
-        "dcgm-exporter",
+        *("canary-gpu", "dcgm-exporter"),
     },
-    "gpu-int8": {"sglang-int8-serve", "dcgm-exporter"},
+    "gpu-int8": {"sglang-int8-serve", "canary-serve", "dcgm-exporter"},
 }
 ALWAYS = {"prometheus", "grafana"}
 

@@ -37,6 +37,9 @@ NEEDS_LOAD = {
     "hiqcache-ab: TTFT gain A",
     "hiqcache-ab: Throughput gain A",
     "hiqcache-ab: Restore time a token A",
+    # Nothing has left L1 yet, so the canary has compared nothing.
+    *(f"hiqcache-l2: Canary: KL per token {ref}" for ref in "AB"),
+    "hiqcache-l2: Canary: askings B",
     "hiqcache-load: Requests in 5 minutes A",
     "hiqcache-load: Failed A",
     "hiqcache-load: Requests A",
@@ -232,6 +235,22 @@ def test_int8_holds_more_and_hits_more(seen: Seen, running: Stack) -> None:
     assert seen.pages["int8"][hits] > seen.pages["bf16"][hits] > 0
     evicted = "hiqcache_l2_evicted_tokens_total"
     assert seen.pages["int8"][evicted] < seen.pages["bf16"][evicted]
+
+
+@pytest.mark.parametrize("arm", ["bf16", "int8"])
+@pytest.mark.usefixtures("seen")
+def test_the_canary_compares_under_load(running: Stack, arm: str) -> None:
+    page = requests.get(f"{running.canary}/metrics", timeout=60).text
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert running.value(f'sum(hiqcache_canary_restored_total{{arm="{arm}"}})') > 0
+    different = running.value(f'sum(hiqcache_canary_different_total{{arm="{arm}"}})')
+    diverging = running.value(f'sum(hiqcache_canary_kl_nats_sum{{arm="{arm}"}})')
+    assert (different == 0) == (diverging == 0) == (arm == "bf16")
+    taken = running.value(f'max(hiqcache_canary_l2_tokens{{arm="{arm}"}})')
+    assert 0 < taken <= 0.1 * running.value(f'max(hiqcache_l2_capacity_tokens{{arm="{arm}"}})')
 
 
 def test_the_load_generator_counts_what_the_servers_served(seen: Seen, running: Stack) -> None:
