@@ -127,7 +127,7 @@ def _run(
     arm: Arm, model: Path, geometry: KVGeometry, prompts: Prompts, work: Path, extra: list[str]
 ) -> None:
     """Measure one arm, unless its rows are in the work folder."""
-    rows_file, reference_file = work / f"{arm.file_name}.json", work / "reference.pickle"
+    rows_file, reference_file = work / f"{arm.file_name}.json", work / "reference.npz"
     if rows_file.exists():
         print(f"{arm.name}: kept from before ({rows_file})")
         return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.quality.measures import common_prefix, divergence, first_tokens, identical
 from bench.quality.prompts import Prompts, Window
@@ -33,14 +34,41 @@ class Reference:
     recalls: list[Scored]
 
     def save(self, path: Path) -> None:
-        path.write_bytes(pickle.dumps(self))
+        """Write arrays alone (.npz): reading the file runs nothing that it holds."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for kind, answers in (("windows", self.windows), ("recalls", self.recalls)):
+            arrays[kind] = np.array(len(answers))
+            for number, answer in enumerate(answers):
+                for name, value in asdict(answer).items():
+                    arrays[f"{kind}/{number}/{name}"] = np.asarray(value)
+        np.savez(path, allow_pickle=False, **arrays)
 
     @staticmethod
     def load(path: Path) -> Reference:
-        """Only ever read back from this program's own cache folder."""
-        loaded = pickle.loads(path.read_bytes())
-        assert isinstance(loaded, Reference)
-        return loaded
+        """What ``save`` wrote. Raises InvalidRunError for anything else."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return Reference(
+                    *(
+                        [_scored(arrays, f"{kind}/{n}") for n in range(int(arrays[kind]))]
+                        for kind in ("windows", "recalls")
+                    )
+                )
+        except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile) as error:
+            raise InvalidRunError(
+                f"{path} cannot be read ({error}): run with --fresh to measure it again."
+            ) from error
+
+
+def _scored(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Scored:
+    return Scored(
+        arrays[f"{prefix}/logprobs"],
+        arrays[f"{prefix}/top_values"],
+        arrays[f"{prefix}/top_tokens"],
+        tuple(arrays[f"{prefix}/output"].tolist()),
+        int(arrays[f"{prefix}/device"]),
+        int(arrays[f"{prefix}/host"]),
+    )
 
 
 @dataclass

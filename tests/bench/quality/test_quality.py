@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,3 +172,43 @@ def test_summary_says_whether_the_promises_hold() -> None:
     assert met["int8_rot_kl_met"]
     assert met["int8_perplexity_ratio_met"]
     assert not summary.acceptance(arms, summary.kl_share(int8, int8))["int8_rot_kl_met"]
+
+
+def test_kept_answers_come_back_bit_by_bit(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    answers = [scored(generator.normal(size=(n, VOCABULARY)), n + 1) for n in (3, 5, 1)]
+    kept = Reference(answers[:2], answers[2:])
+    kept.save(tmp_path / "reference.npz")
+    found = Reference.load(tmp_path / "reference.npz")
+    for ours, theirs in zip(
+        [*kept.windows, *kept.recalls], [*found.windows, *found.recalls], strict=True
+    ):
+        assert identical(ours, theirs)
+        assert (ours.device, ours.host) == (theirs.device, theirs.host)
+        assert ours.logprobs.dtype == theirs.logprobs.dtype
+
+
+class _Runs:
+    """What a pickle can do to whoever reads it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("content", ["code", "code in an array", "nothing", "a part"])
+def test_reading_kept_answers_runs_nothing_that_they_hold(tmp_path: Path, content: str) -> None:
+    file, trace = tmp_path / "reference.npz", tmp_path / "ran"
+    if content == "code":
+        file.write_bytes(pickle.dumps(_Runs(trace)))
+    elif content == "code in an array":
+        np.savez(file, windows=np.array([_Runs(trace)], dtype=object), recalls=np.array(0))
+    elif content == "a part":
+        np.savez(file, windows=np.array(1), recalls=np.array(0))
+    else:
+        file.touch()
+    with pytest.raises(InvalidRunError, match=r"cannot be read .* --fresh"):
+        Reference.load(file)
+    assert not trace.exists()
