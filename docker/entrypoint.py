@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hiqcache.compatibility import UnsupportedError
+from hiqcache.direct_http import past_proxies
 from hiqcache.geometry import GeometryError
 from hiqcache.model import Model, read_model
 from hiqcache.plan import layout_for
@@ -345,6 +346,8 @@ def main(argv: list[str]) -> None:
             command += ["--host-gb", str(gigabytes), "--page-size", str(configuration.page_size)]
     else:
         command = ["-m", "sglang.launch_server", *configuration.arguments()]
+        # SGLang asks itself whether it serves, by a client that takes the container's proxies.
+        os.environ.update(past_proxies())
         print(f"hiqcache container: {settings}; {masked(command)}", flush=True)
     os.execv(sys.executable, [sys.executable, *command])
 

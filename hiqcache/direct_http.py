@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -105,6 +106,18 @@ def answers(url: str, *, timeout: float = 60) -> bool:
         get(url, timeout=timeout)
         return True
     return False
+
+
+def past_proxies(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that keep a program's requests to this machine away from the proxies of ``env``.
+
+    For programs whose client is not ours. What ``env`` excepts already stays excepted.
+    """
+    given = [env.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    hosts = [host.strip() for text in given for host in text.split(",")]
+    value = ",".join(dict.fromkeys([*filter(None, hosts), "127.0.0.1", "localhost", "::1"]))
+    # Some programs read the one, some the other.
+    return {"no_proxy": value, "NO_PROXY": value}
 
 
 def _ask(

@@ -22,7 +22,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import gevent  # type: ignore[import-untyped]
-import requests
 from locust import User, events, task
 from locust.env import Environment
 from locust.exception import StopUser
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from loadtest import options as load_options
 from loadtest import web_page
-from loadtest.streaming import Sample, send
+from loadtest.streaming import Sample, direct_session, send
 from loadtest.summary import Summary
 from loadtest.telemetry import Telemetry
 from loadtest.workloads import Conversation
@@ -175,9 +174,7 @@ class ArmUser(User):
 
     def on_start(self) -> None:
         self.arm = load(self.environment).join()
-        self.session = requests.Session()
-        # A proxy of the environment has no business between the load and a local server.
-        self.session.trust_env = False
+        self.session = direct_session()
 
     def on_stop(self) -> None:
         load(self.environment).users[self.arm] -= 1

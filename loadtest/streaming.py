@@ -61,6 +61,13 @@ class _StreamFailedError(Exception):
     """The server reported an error where the stream should have gone on."""
 
 
+def direct_session() -> requests.Session:
+    """A session that goes straight to its servers: no proxy of the environment comes between."""
+    session = requests.Session()
+    session.trust_env = False
+    return session
+
+
 def send(
     session: requests.Session,
     url: str,

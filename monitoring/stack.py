@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlencode
 
-import requests
 import yaml
 
 from bench import REPOSITORY
 from bench.lab.models import prepare
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, free_port
+from hiqcache import direct_http
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -76,9 +77,8 @@ class Process:
             assert self.process is not None
             if self.process.poll() is not None:
                 break
-            with contextlib.suppress(requests.RequestException):
-                if requests.get(url, timeout=_TIMEOUT).status_code == 200:
-                    return
+            if direct_http.answers(url, timeout=_TIMEOUT):
+                return
             time.sleep(0.3)
         raise StackError(f"{self.name} did not serve {url}:\n{self.log.read_text()[-3000:]}")
 
@@ -95,7 +95,7 @@ class Stack:
     folder: Path
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The result of an instant query. Raises requests.HTTPError where Prometheus refuses it."""
+        """The result of an instant query. Raises HttpError where Prometheus refuses it."""
         return _ask(self.prometheus, "query", {"query": expression})
 
     def query_range(
@@ -111,9 +111,8 @@ class Stack:
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule with its health, as Prometheus reports it."""
-        answer = requests.get(f"{self.prometheus}/api/v1/rules", timeout=_TIMEOUT)
-        answer.raise_for_status()
-        return [rule for group in answer.json()["data"]["groups"] for rule in group["rules"]]
+        answer = direct_http.get(f"{self.prometheus}/api/v1/rules", timeout=_TIMEOUT).json()
+        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
 
     def load(self, seconds: float) -> Process:
         """Locust, sending both arms the same requests for ``seconds``; use it with ``with``."""
@@ -144,10 +143,8 @@ def query_range(
 
 
 def _ask(prometheus: str, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = requests.post(f"{prometheus}/api/v1/{kind}", data=parameters, timeout=_TIMEOUT)
-    if answer.status_code != 200:
-        raise requests.HTTPError(f"{parameters['query']}: {answer.text}", response=answer)
-    result: list[dict[str, Any]] = answer.json()["data"]["result"]
+    url = f"{prometheus}/api/v1/{kind}?{urlencode(parameters)}"
+    result: list[dict[str, Any]] = direct_http.get(url, timeout=_TIMEOUT).json()["data"]["result"]
     return result
 
 

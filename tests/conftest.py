@@ -30,6 +30,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Every test runs behind a proxy that reaches nothing, as on many a company's machine: what asks
+    # a server on loopback by way of it fails. Docker's tests fetch base images by the caller's own.
+    if "docker" not in config.getoption("markexpr"):
+        for name in ("http_proxy", "HTTP_PROXY"):
+            os.environ[name] = "http://127.0.0.1:9"
+        for name in ("no_proxy", "NO_PROXY"):
+            os.environ.pop(name, None)
+
+
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests name the settings they want; the caller's shell has no say."""

@@ -65,6 +65,12 @@ def test_no_proxy_comes_between(server: str) -> None:
     assert direct_http.post(server).json()["body"] == ""
 
 
+def test_a_child_s_own_requests_keep_to_this_machine() -> None:
+    direct = direct_http.past_proxies({"no_proxy": "a.example, b", "NO_PROXY": "b,127.0.0.1"})
+    assert direct["no_proxy"] == direct["NO_PROXY"] == "a.example,b,127.0.0.1,localhost,::1"
+    assert direct_http.past_proxies({})["no_proxy"] == "127.0.0.1,localhost,::1"
+
+
 def test_what_is_no_success_is_an_error_with_its_status(server: str) -> None:
     with pytest.raises(direct_http.HttpError, match="503 Service Unavailable") as raised:
         direct_http.get(f"{server}/ill")

@@ -99,7 +99,8 @@ class Server:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command(),
-                env={**inherited, "HF_HUB_OFFLINE": "1", **self.env},
+                # SGLang asks itself whether it serves, by a client that takes proxies.
+                env={**inherited, **direct_http.past_proxies(), "HF_HUB_OFFLINE": "1", **self.env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

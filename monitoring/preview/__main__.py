@@ -11,9 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import requests
-
 from bench.lab.servers import ServerError
+from hiqcache.direct_http import HttpError
 from monitoring.dashboards import dashboards
 from monitoring.preview.draw import PreviewError, QueryRange, bundle, collect, draw
 from monitoring.stack import StackError, query_range, stack
@@ -45,7 +44,7 @@ def main() -> int:
                 )
             else:
                 _from_a_stack(folder, arguments.out)
-    except (PreviewError, StackError, ServerError, requests.RequestException) as error:
+    except (PreviewError, StackError, ServerError, HttpError) as error:
         print(f"preview: {error}", file=sys.stderr)
         return 1
     return 0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import requests
-
+from hiqcache import direct_http
 from tests.deploy.engine import Engine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,13 +56,9 @@ class Stack:
         return f"http://127.0.0.1:{self.ports[name]}{path}"
 
     def query(self, promql: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
-        """Ask Prometheus: labels and value of every series. Raises requests.RequestException."""
-        answer = requests.get(
-            self.url("PROMETHEUS", "/api/v1/query"),
-            params={"query": promql, **({} if at is None else {"time": at})},
-            timeout=30,
-        )
-        answer.raise_for_status()
+        """Ask Prometheus: labels and value of every series. Raises HttpError."""
+        asked = urlencode({"query": promql, **({} if at is None else {"time": at})})
+        answer = direct_http.get(self.url("PROMETHEUS", f"/api/v1/query?{asked}"), timeout=30)
         rows: list[dict[str, Any]] = answer.json()["data"]["result"]
         return [(row["metric"], float(row["value"][1])) for row in rows]
 
@@ -80,7 +76,7 @@ def eventually(what: str, holds: Callable[[], Any], timeout: float) -> Any:
     while time.monotonic() - start < timeout:
         try:
             last = holds()
-        except (requests.RequestException, KeyError) as error:
+        except (direct_http.HttpError, KeyError) as error:
             last = error
         else:
             if last:

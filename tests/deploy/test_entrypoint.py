@@ -354,3 +354,19 @@ def test_a_model_that_is_refused_ends_the_container(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "it keeps no K and V" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_sglang_s_own_requests_take_no_proxy(
+    entrypoint: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
+    for name, value in (
+        *(("MODEL", "some/name"), ("CODEC", "bf16"), ("SGLANG_PLATFORM", "hiqcache_cpu")),
+        *(("http_proxy", "http://proxy:3128"), ("no_proxy", "intranet"), ("NO_PROXY", "")),
+    ):
+        monkeypatch.setenv(name, value)
+    entrypoint.main([])
+    assert "sglang.launch_server" in started[0]
+    assert os.environ["no_proxy"] == "intranet,127.0.0.1,localhost,::1"
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"]

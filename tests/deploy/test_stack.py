@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import requests
 
 from bench.lab.servers import free_port
-from hiqcache import __version__
+from hiqcache import __version__, direct_http
 from tests.deploy import engine as docker_engine
 from tests.deploy import images
 from tests.deploy.engine import Engine, leftovers
@@ -24,6 +23,9 @@ from tests.deploy.test_compose import CPU_STOCK_BYTES_PER_TOKEN
 pytestmark = pytest.mark.docker
 
 ARMS = {"bf16", "int8"}
+
+#: What each of them answers on its published port.
+PAGES = {"BF16": "/health", "INT8": "/health", "PROMETHEUS": "/-/healthy", "LOCUST": "/"}
 
 #: A copy of it in results/compose is what test_compose.py holds the memory limits against.
 FIGURES = REPOSITORY / "build" / "compose" / "cpu-stack.json"
@@ -145,7 +147,7 @@ def test_memory_is_recorded_for_the_limits(stack: Stack) -> None:
 
 
 def test_the_page_of_locust_has_the_token_columns(stack: Stack) -> None:
-    figures = requests.get(stack.url("LOCUST", "/stats/requests"), timeout=30).json()
+    figures = direct_http.get(stack.url("LOCUST", "/stats/requests")).json()
     (table,) = figures["extended_stats"]
     assert {row["method"] for row in table["data"]} == ARMS
     assert all(row["ttft_p50"] > 0 for row in table["data"])
@@ -156,7 +158,7 @@ def test_containers_are_confined(stack: Stack) -> None:
         read_only = "{{.HostConfig.ReadonlyRootfs}} {{.Config.User}}"
         assert stack.inspect(service, read_only) == "true 10001:10001", service
     for name in ("BF16", "INT8", "PROMETHEUS", "LOCUST"):
-        assert requests.get(stack.url(name), timeout=30).status_code < 500
+        assert direct_http.get(stack.url(name, PAGES[name])).status == 200
     listening = stack.engine.docker(
         "ps", "--filter", f"label=com.docker.compose.project={PROJECT}", "--format", "{{.Ports}}"
     ).stdout
@@ -193,7 +195,7 @@ def test_a_bad_setting_stops_the_container_at_once(
 
 def test_a_killed_arm_raises_the_alert_and_recovers(stack: Stack) -> None:
     def firing() -> set[str]:
-        alerts = requests.get(stack.url("PROMETHEUS", "/api/v1/alerts"), timeout=30).json()
+        alerts = direct_http.get(stack.url("PROMETHEUS", "/api/v1/alerts")).json()
         return {
             alert["labels"]["arm"]
             for alert in alerts["data"]["alerts"]
@@ -236,7 +238,7 @@ def test_more_load_processes_by_scale(stack: Stack) -> None:
     url = stack.url("LOCUST", "/stats/requests")
     eventually(
         "two workers report",
-        lambda: len(requests.get(url, timeout=30).json().get("workers", ())) >= 2,
+        lambda: len(direct_http.get(url).json().get("workers", ())) >= 2,
         60,
     )
 

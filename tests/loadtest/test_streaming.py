@@ -11,12 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-import requests
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from loadtest.streaming import Sample, send
+from loadtest.streaming import Sample, direct_session, send
 from loadtest.summary import Summary, percentiles
 from loadtest.telemetry import Telemetry
 from loadtest.workloads import Request
@@ -69,7 +68,7 @@ def ask() -> Iterator[Callable[..., Sample]]:
     def send_one(script: Script, timeout: float = 5.0) -> Sample:
         Handler.script = staticmethod(script)  # type: ignore[assignment]
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        with requests.Session() as session:
+        with direct_session() as session:
             return send(session, url, "arm", "load", Request(8, tokens=(1, 2)), timeout)
 
     yield send_one
@@ -261,7 +260,7 @@ def test_whatever_an_event_holds_nothing_is_raised(
 
 
 def test_a_refused_connection_is_an_error() -> None:
-    with requests.Session() as session:
+    with direct_session() as session:
         sample = send(session, "http://127.0.0.1:1", "arm", "load", Request(1, tokens=(1,)), 2.0)
     assert sample.outcome == "error"
 

@@ -11,11 +11,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
-import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from hiqcache import direct_http
 from monitoring.dashboards import dashboards
 from monitoring.panel_queries import filled, panel_queries
 from monitoring.stack import Stack, stack
@@ -103,7 +104,7 @@ def seen(running: Stack) -> Seen:
 def page(url: str) -> dict[str, float]:
     """A server's own metrics; series of one name are added up, labels that matter kept in it."""
     values: dict[str, float] = {}
-    text = requests.get(f"{url}/metrics", timeout=60).text
+    text = direct_http.get(f"{url}/metrics").text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             kept = [
@@ -158,11 +159,8 @@ def test_every_variable_has_choices(running: Stack, uid: str) -> None:
         if variable["type"] != "query":
             continue
         metric, label = variable["query"]["query"].removeprefix("label_values(")[:-1].split(", ")
-        answer = requests.get(
-            f"{running.prometheus}/api/v1/label/{label}/values",
-            params={"match[]": filled(metric)},
-            timeout=60,
-        )
+        asked = urlencode({"match[]": filled(metric)})
+        answer = direct_http.get(f"{running.prometheus}/api/v1/label/{label}/values?{asked}")
         assert answer.json()["data"], variable["name"]
 
 
@@ -177,7 +175,7 @@ def test_load_annotations_mark_the_load(seen: Seen, running: Stack) -> None:
 @pytest.mark.parametrize("arm", ["bf16", "int8"])
 @pytest.mark.usefixtures("seen")
 def test_promtool_accepts_our_part_of_the_server_s_page(running: Stack, arm: str) -> None:
-    text = requests.get(f"{running.servers[arm].url}/metrics", timeout=60).text
+    text = direct_http.get(f"{running.servers[arm].url}/metrics").text
     ours = "".join(line + "\n" for line in text.splitlines() if "hiqcache_" in line)
     assert "# HELP hiqcache_restore_seconds" in ours
     checked = subprocess.run(
@@ -240,7 +238,7 @@ def test_int8_holds_more_and_hits_more(seen: Seen, running: Stack) -> None:
 @pytest.mark.parametrize("arm", ["bf16", "int8"])
 @pytest.mark.usefixtures("seen")
 def test_the_canary_compares_under_load(running: Stack, arm: str) -> None:
-    page = requests.get(f"{running.canary}/metrics", timeout=60).text
+    page = direct_http.get(f"{running.canary}/metrics").text
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
     )
@@ -282,6 +280,5 @@ def test_an_arm_that_is_killed_raises_its_alert_and_is_a_metric(running: Stack) 
     assert "docker compose logs sglang-int8" in alert["annotations"]["description"]
     assert running.value('hiqcache_arm_up{arm="int8"}') == 0
     assert running.value('hiqcache_arm_up{arm="bf16"}') == 1
-    healthz = requests.get(f"{running.exporter}/healthz", timeout=60)
-    assert healthz.status_code == 200
+    healthz = direct_http.get(f"{running.exporter}/healthz")
     assert healthz.json()["arms"] == {"bf16": True, "int8": False}

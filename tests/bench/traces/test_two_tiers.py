@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from bench.lab.models import prepare
 from bench.lab.server_metrics import scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
 from bench.traces.two_tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
+from hiqcache import direct_http
 
 #: The real server's tiers, in tokens; SGLang adds a page to what the ratio gives.
 L1, RATIO = 512, 2.5
@@ -108,14 +108,9 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
 
 
 def _ask(server: Server, prompt: list[int]) -> Hit:
-    answer = requests.post(
-        f"{server.url}/generate",
-        json={
-            "input_ids": prompt,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
-        },
-        timeout=120,
-    ).json()
+    sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
+    sent = {"input_ids": prompt, "sampling_params": sampling}
+    answer = direct_http.post(f"{server.url}/generate", sent, timeout=120).json()
     details = answer["meta_info"]["cached_tokens_details"] or {"device": 0, "host": 0}
     return Hit(details["device"], details["host"])
 
