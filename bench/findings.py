@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.lab.arms import title
 from bench.lab.shapes import QWEN3_8B
 from bench.lab.table import Table, ms, ratio
-from bench.transfers import report as transfers
+from bench.transfers import targets
 from hiqcache.compatibility import FAMILIES
 from hiqcache.host_pools import HostPool, Model
 from hiqcache.plan import PAGE_SIZE, as_table, plan
@@ -68,41 +67,47 @@ def findings(results: Path) -> str:
 
 def _speed(results: Path) -> str:
     result = load(results / "h200" / "transfers.json")
-    targets = transfers.targets(result, "page_first")
-    values = {target.name: target.value for target in targets}
-    missed = [target.name for target in targets if not target.met]
+    parts, missed = [], []
+    for page in targets.pages(result):
+        found = targets.targets(result, page, "page_first")
+        if not found:
+            continue
+        values = {target.name: target.value for target in found}
+        parts.append(
+            f"{values['restore / stock']:.2f} (restore) and {values['backup / stock']:.2f} "
+            f"(backup) of SGLang's own time at pages of {_tokens(page)}, by "
+            f"{targets.STATED_FOR[page]}"
+        )
+        missed += [f"pages of {page}: {target.name}" for target in found if not target.met]
+    caveat = (
+        " SGLang's own backup is slow there and faster at larger pages, where that ratio does not "
+        "hold."
+    )
     return (
-        f"**Transfers** of {transfers.TOKENS:,} tokens take "
-        f"{values['restore, fused int8 / stock BF16']:.2f} (restore) and "
-        f"{values['backup, fused int8 / stock BF16']:.2f} (backup) of SGLang's own time, at pages "
-        f"of {_pages(result)}. SGLang's own backup is slow there and faster at larger pages, where "
-        "that ratio does not hold. Missed targets: "
+        f"**Transfers** of {targets.TOKENS:,} tokens take {'; '.join(parts)}."
+        f"{caveat if targets.pages(result) == [1] else ''} Missed targets: "
         f"{'; '.join(missed) or 'none'} ([transfers](docs/results.md#speed-of-transfers))."
     )
 
 
-def _pages(result: Mapping[str, Any]) -> str:
-    size = result.get("page_size", 1)
-    return "one token" if size == 1 else f"{size} tokens"
+def _tokens(page: int) -> str:
+    return "one token" if page == 1 else f"{page} tokens"
 
 
 def _beside(results: Path) -> str:
     result = load(results / "h200" / "transfers.json")
+    page = max(row["page"] for row in targets.rows(result, "beside"))
+    at = targets.Setting(result, page, "page_first")
 
     def slowed(direction: str, work: str) -> str:
-        ours, theirs = (
-            transfers.find(
-                result["beside"], direction=direction, beside=work, codec=codec, transfer=transfer
-            )["slowdown"]
-            for codec, transfer in (("int8", "fused"), ("bf16", "stock"))
-        )
-        return f"{ours:.2f} ({theirs:.2f})"
+        ours = at.slowdown(work, direction, "int8", targets.STATED_FOR[page])
+        return f"{ours:.2f} ({at.slowdown(work, direction, 'bf16', 'stock'):.2f})"
 
     return (
         "**Beside other work** a transfer slows it, in brackets SGLang's own: a decode step "
         f"{slowed('restore', 'decode step')} times beside restores and "
         f"{slowed('backup', 'decode step')} beside backups, a GEMM {slowed('restore', 'gemm')} and "
-        f"{slowed('backup', 'gemm')} "
+        f"{slowed('backup', 'gemm')}, at pages of {_tokens(page)} "
         "([beside other work](docs/results.md#beside-other-work))."
     )
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
-import os
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,20 +23,23 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from bench.lab import environment
+from bench.transfers.compiling import compile_all
 from bench.transfers.contenders import (
     HEAD_DIM,
     HEADS,
     LAYERS,
     POOL_GB,
+    ROW_BYTES,
     Contender,
     DevicePool,
-    index_sets,
+    stock,
 )
-from bench.transfers.interference import compute_ms, decode_step, gemms, queued
+from bench.transfers.indices import SLOTS
+from bench.transfers.interference import IDLE, Load, compute_ms, decode_step, gemms, queued
 from bench.transfers.report import ms_lost
 from bench.transfers.timing import pcie_ceiling, timed
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order, RecordLayout, kv_parts, tokens_in_gigabytes
+from hiqcache.record import Order, RecordLayout, kv_parts
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.launch import BACKUP, LAUNCH_TOKENS, RESTORE, Launch
@@ -48,7 +48,6 @@ Direction = Literal["backup", "restore"]
 
 TOKENS = 2048
 SHORT = 128
-ORDERS = ("sequential", "random")
 REPEATS = 12
 ROUNDS = 5
 
@@ -115,23 +114,16 @@ def transfer(
     return mover, layout
 
 
-def compiled(tile: Tile) -> str | None:
-    """Puts ``tile``'s kernel into Triton's cache; what went wrong, if anything."""
-    try:
-        rows = torch.empty(2, LAYERS, 16, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-        host = torch.empty(1 << 22, dtype=torch.uint8, pin_memory=True)
-        transfer(tile, 1, host, list(rows[0]), list(rows[1]))
-    except Exception as error:  # Triton or the card refuses this shape
-        return f"{type(error).__name__}: {error}"
-    return None
+def compiled(tile: Tile) -> None:
+    """Puts ``tile``'s kernel into Triton's cache."""
+    rows = torch.empty(2, LAYERS, 16, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    host = torch.empty(1 << 22, dtype=torch.uint8, pin_memory=True)
+    transfer(tile, 1, host, list(rows[0]), list(rows[1]))
 
 
-def compile_all() -> list[Tile]:
-    """The tiles whose kernels could be compiled, all at once on the host's cores."""
-    context = multiprocessing.get_context("spawn")
-    tiles = list(dict.fromkeys(sweep.tile for sweep in SWEEPS))
-    with ProcessPoolExecutor(min(len(tiles), os.cpu_count() or 1), mp_context=context) as pool:
-        faults = dict(zip(tiles, pool.map(compiled, tiles), strict=True))
+def compilable() -> list[Tile]:
+    """The tiles whose kernels could be compiled; the others are named."""
+    faults = compile_all([sweep.tile for sweep in SWEEPS], compiled)
     for tile, fault in faults.items():
         if fault:
             print(f"{tile} is left out: {fault}", flush=True)
@@ -168,17 +160,15 @@ class CopyEngine:
 
 def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
     """A row for the copy engine, SGLang's own pool and every launch shape, both directions."""
-    from bench.transfers.stock import StockTransfer
-
     computes = {"gemm": gemms(), "decode_step": decode_step()}
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def beside(name: str, load: Callable[[], object]) -> float:
-        return statistics.median(compute_ms(computes[name], load, side)[0] for _ in range(ROUNDS))
+    def beside(name: str, load: Load) -> float:
+        return statistics.median(compute_ms(computes[name], load, side).ms for _ in range(ROUNDS))
 
     def measured(contender: Contender, direction: Direction) -> dict[str, Any]:
-        sets = {slots: index_sets(TOKENS, slots, contender.slots) for slots in ORDERS}
-        times: dict[str, list[float]] = {slots: [] for slots in ORDERS}
+        sets = {slots: contender.indices(TOKENS, slots) for slots in SLOTS}
+        times: dict[str, list[float]] = {slots: [] for slots in SLOTS}
         for repeat in range(-1, REPEATS):
             for slots, given in sets.items():
                 taken = timed(partial(contender.run, direction, given[repeat % len(given)]))
@@ -186,31 +176,29 @@ def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
                     times[slots].append(taken)
         ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
 
-        few = index_sets(SHORT, "sequential", contender.slots)
+        few = contender.indices(SHORT, "sequential")
         short = [
             timed(partial(contender.run, direction, few[repeat % len(few)]))
             for repeat in range(REPEATS + 1)
         ]
         slowdowns = {}
         for name in computes:
-            alone = beside(name, lambda: None)
+            alone = beside(name, IDLE)
             load = queued(contender, direction, sets["sequential"][0], alone)
             slowdowns[f"{name}_slowdown"] = round(beside(name, load) / alone, 3)
         ms["ms_short"] = round(statistics.median(short[1:]), 3)
         return ms | slowdowns
 
-    row_bytes = 2 * LAYERS * HEADS * HEAD_DIM * 2
-    slots = tokens_in_gigabytes(POOL_GB, row_bytes)
-    stock = StockTransfer(pool.k, pool.v, 1, "page_first", slots)
+    own = stock("page_first", 1, pool)
     for contender in (
-        Contender("bf16", "copy engine", CopyEngine(host, pool), row_bytes, slots),
-        Contender("bf16", "stock", stock, row_bytes, slots, stock.backup_wants_cpu_slots),
+        Contender("bf16", "copy engine", CopyEngine(host, pool), ROW_BYTES, own.slots),
+        own,
     ):
         kind = {"codec": "bf16", "transfer": contender.transfer}
         for direction in ("backup", "restore"):
             yield kind | {"direction": direction} | measured(contender, direction)
-    stock.close()
-    tiles = compile_all()
+    own.mover.close()  # type: ignore[attr-defined]
+    tiles = compilable()
     for tile, grids, launch_tokens in (sweep for sweep in SWEEPS if sweep.tile in tiles):
         for programs, most in itertools.product(grids, launch_tokens):
             mover, layout = transfer(tile, programs, host, pool.k, pool.v, most)
@@ -261,7 +249,7 @@ def table(result: dict[str, Any]) -> str:
             slowed = row["decode_step_slowdown"]
             cells = [
                 *shape,
-                *(f"{row[f'ms_{kind}']:.2f}" for kind in (*ORDERS, "short")),
+                *(f"{row[f'ms_{kind}']:.2f}" for kind in (*SLOTS, "short")),
                 f"{row['gemm_slowdown']:.2f}",
                 f"{slowed:.2f}",
                 f"{ms_lost(slowed, row['ms_sequential']):.2f}",

@@ -1,16 +1,20 @@
 """Times backups and restores on a GPU, SGLang's own next to ours.
 
 `python -m bench.transfers` needs a CUDA GPU and SGLang. Measures, for Qwen3-8B's KV shape
-(36 layers, 8 KV heads of 128, bf16) and host pools of 8 GB:
+(36 layers, 8 KV heads of 128, bf16), host pools of 4 GB and pages of 64, 16 and 1 tokens:
 
 - the PCIe ceiling: copies of 1 GiB of pinned memory, each way;
-- backup and restore of 128 to 8,192 tokens, sequential and random slots, both host layouts, by
-  SGLang's own pool (codec bf16, transfer stock), mover and fused;
-- what a GEMM and a decode step lose while a transfer runs beside them.
+- backup and restore of 128 to 8,192 tokens, of whole pages in sequence and at random, both host
+  layouts, by SGLang's own pool (codec bf16, transfer stock), mover, fused and dma;
+- what a GEMM and a decode step lose while a transfer runs beside them, at pages of 64 and of 1.
 
 A time is that of the stream: from an event before the calls to one after, the stream empty before.
-The contenders take turns within a repetition. Writes JSON after every setting; the table and the
-plot beside it are made from that file, also alone: `--report-only`.
+host_ms is that of the CPU for the calls; ms_ahead is the stream's where the CPU had enqueued all
+before the stream began, so that none of it is Python. Ours get host slots on the CPU, as the
+plug-in has SGLang hand them to dma, so bringing them to the device is part of their time; stock
+gets them as SGLang brings them, on the device but for staged backups. The contenders take turns
+within a repetition. Writes JSON after every setting; the table and the plot beside it are made from
+that file, also alone: `--report-only`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import statistics
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,29 +33,43 @@ import torch
 
 from bench.lab import environment
 from bench.transfers import report
+from bench.transfers.compiling import compile_contenders
 from bench.transfers.contenders import (
-    INDEX_SETS,
+    HOSTS,
     LAYERS,
-    OURS,
     POOL_GB,
     Contender,
     DevicePool,
+    LeftOut,
     contenders,
-    index_sets,
 )
+from bench.transfers.indices import SLOTS, Slots
 from bench.transfers.interference import interference
-from bench.transfers.timing import pcie_ceiling, spread, timed
+from bench.transfers.targets import TOKENS
+from bench.transfers.timing import Taken, pcie_ceiling, spread, taken
 from hiqcache.codecs import get_codec
 from hiqcache.record import Order
 
 #: Repetitions by tokens. The spread is small (p10 and p90 are reported), long transfers take less.
-REPEATS = {128: 40, 512: 40, 2048: 30, 8192: 15}
+REPEATS = {2048: 25, 128: 30, 512: 20, 8192: 10}
+#: Repetitions with the stream held back, for so many times the longest that enqueueing took;
+#: transfers longer than TOKENS have none.
+AHEAD_REPEATS = 8
+AHEAD = 1.2
+#: Lengths in page_first by page size; layer_first has TOKENS alone.
+LENGTHS = {64: tuple(REPEATS), 16: (TOKENS, 128), 1: tuple(REPEATS)}
+#: Page sizes at which other work runs beside transfers.
+BESIDE = (64, 1)
+ORDERS: tuple[Order, ...] = ("page_first", "layer_first")
+
+
+class WrongRowsError(Exception):
+    """A contender restored other rows than its codec gives."""
 
 
 def check(contender: Contender, pool: DevicePool) -> None:
-    """Raise SystemExit unless a backup and a restore give what the codec says."""
-    tokens = 1024
-    indices = index_sets(tokens, "random", contender.slots)[0]
+    """Raise WrongRowsError unless a backup and a restore give what the codec says."""
+    indices = contender.indices(1024, "random")[0]
     rows = indices.rows
     layer = LAYERS - 1
     sent = pool.k[layer][rows], pool.v[layer][rows]
@@ -66,100 +86,158 @@ def check(contender: Contender, pool: DevicePool) -> None:
             bound = 0.0 if contender.codec == "int8" else 0.2
         worst = (got.float() - want.float()).abs().max().item()
         if not worst <= bound:
-            sys.exit(f"{contender.codec} {contender.transfer}: restored rows are off by {worst}")
+            raise WrongRowsError(f"**restored rows are off by {worst}**")
+
+
+def checked(
+    given: list[Contender], pool: DevicePool, order: Order
+) -> tuple[list[Contender], list[LeftOut]]:
+    """Who restores what it should, and who does not."""
+    right, wrong = [], []
+    for contender in given:
+        try:
+            check(contender, pool)
+            right.append(contender)
+        except WrongRowsError as error:
+            name = contender.codec, contender.transfer
+            wrong.append(LeftOut(contender.page, order, *name, str(error)))
+            # The next is to find rows, not what this one left.
+            for buffer in (*pool.k, *pool.v):
+                buffer.normal_()
+    return right, wrong
 
 
 def measure(
-    direction: str, tokens: int, slots: str, order: Order, given: list[Contender]
+    direction: str,
+    tokens: int,
+    slots: Slots,
+    order: Order,
+    given: list[Contender],
+    ceiling: float,
 ) -> list[dict[str, Any]]:
-    """Rows of the result for one setting."""
-    sets = [index_sets(tokens, slots, contender.slots) for contender in given]
-    times: list[list[float]] = [[] for _ in given]
+    """Rows of the result for one setting; ``ceiling``: the link's GB/s in this direction."""
+    sets = [contender.indices(tokens, slots) for contender in given]
+    times: list[list[Taken]] = [[] for _ in given]
+    ahead: list[list[float]] = [[] for _ in given]
     for repeat in range(-2, REPEATS[tokens]):  # two to warm up
-        for index, contender in enumerate(given):
-            chosen = sets[index][repeat % INDEX_SETS]
-            taken = timed(partial(contender.run, direction, chosen))
+        for contender, chosen, found in zip(given, sets, times, strict=True):
+            took = taken(partial(contender.run, direction, chosen[repeat % len(chosen)]))
             if repeat >= 0:
-                times[index].append(taken)
+                found.append(took)
+    for repeat in range(AHEAD_REPEATS if tokens <= TOKENS else 0):
+        for contender, chosen, found, held in zip(given, sets, times, ahead, strict=True):
+            work = partial(contender.run, direction, chosen[repeat % len(chosen)])
+            held.append(taken(work, AHEAD * max(each.host_ms for each in found)).ms)
     return [
-        {
-            "codec": contender.codec,
-            "transfer": contender.transfer,
-            "direction": direction,
-            "tokens": tokens,
-            "slots": slots,
-            "layout": order,
-            **spread(taken),
-            "bytes_per_token": contender.bytes_per_token,
-            "staging_bytes": contender.mover.staging_bytes,
-        }
-        for contender, taken in zip(given, times, strict=True)
+        _row(contender, found, ceiling * 1e6 / tokens)
+        | {"direction": direction, "tokens": tokens, "slots": slots, "layout": order}
+        # What SGLang moved its own rows with.
+        | {"kernel": contender.kernels.get(direction)}
+        | {"ms_ahead": round(statistics.median(held), 4) if held else None}
+        for contender, found, held in zip(given, times, ahead, strict=True)
     ]
 
 
-def run(out: Path) -> None:
-    """Measure everything, and write ``out`` after every setting."""
+def _row(contender: Contender, found: list[Taken], ceiling: float) -> dict[str, Any]:
+    """``ceiling``: the link's bytes per token and millisecond."""
+    times = spread([each.ms for each in found])
+    return {
+        "codec": contender.codec,
+        "transfer": contender.transfer,
+        "page": contender.page,
+        **times,
+        "host_ms": round(statistics.median(each.host_ms for each in found), 4),
+        "bytes_per_token": contender.bytes_per_token,
+        "pcie_share": round(contender.bytes_per_token / times["ms_median"] / ceiling, 4),
+        "staging_bytes": contender.mover.staging_bytes,
+    }
+
+
+def run(out: Path, pages: Sequence[int]) -> bool:
+    """Measure everything, and write ``out`` after every setting; whether all rows were right."""
     # Brings SGLang in, which takes seconds: not for --report-only.
     from bench.transfers.stock import host_memory
 
-    # One each: in a shared one, a restore would read what another codec wrote there.
-    hosts, pool = [host_memory(POOL_GB * 10**9) for _ in OURS], DevicePool()
-    ceiling = pcie_ceiling(hosts[0])
+    compile_contenders(pages, ORDERS)
+    # A server's transfers have a stream of their own, and not the default one.
+    torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    hosts = {key: host_memory(POOL_GB * 10**9) for key in HOSTS}
+    pool = DevicePool()
+    ceiling = pcie_ceiling(hosts[HOSTS[0]])
     result: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "bench.transfers", *sys.argv[1:]]),
         "versions": environment.versions(),
         "environment": environment.describe(),
         "card": torch.cuda.get_device_name(),
+        "pool_gb": POOL_GB,
         "pcie_gbps": ceiling,
+        "left_out": [],
         "rows": [],
         "beside": [],
     }
     print(f"{result['card']}: {ceiling}", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
+    right = True
 
     def save() -> None:
         out.write_text(json.dumps(result, indent=1) + "\n")
 
-    orders: tuple[Order, ...] = ("page_first", "layer_first")
-    for order in orders:
-        given = contenders(order, pool, hosts)
-        for contender in given:
-            check(contender, pool)
-        for tokens in REPEATS:
-            for slots in ("sequential", "random"):
-                for direction, way in (("backup", "d2h"), ("restore", "h2d")):
-                    rows = measure(direction, tokens, slots, order, given)
-                    for row in rows:
-                        moved = tokens * row["bytes_per_token"] / row["ms_median"] / 1e6
-                        row["pcie_share"] = round(moved / ceiling[way], 4)
-                    result["rows"] += rows
+    for page in pages:
+        for order in ORDERS:
+            every, left_out = contenders(order, page, pool, hosts)
+            given, wrong = checked(every, pool, order)
+            right &= not wrong
+            result["left_out"] += [each._asdict() for each in (*left_out, *wrong)]
+            print(*left_out, *wrong, sep="\n", flush=True)
+            for tokens in LENGTHS[page] if order == "page_first" else (TOKENS,):
+                for slots in SLOTS:
+                    for direction, way in (("backup", "d2h"), ("restore", "h2d")):
+                        rows = measure(direction, tokens, slots, order, given, ceiling[way])
+                        result["rows"] += rows
+                        save()
+                        print(
+                            f"{page} {order} {tokens} {slots} {direction}:",
+                            *(f"{r['codec']}/{r['transfer']} {r['ms_median']:.3f}" for r in rows),
+                            flush=True,
+                        )
+            if order == "page_first" and page in BESIDE:
+                chosen = [each for each in given if each.transfer != "mover"]
+                sets = [contender.indices(TOKENS, "sequential")[0] for contender in chosen]
+                for row in interference(chosen, sets):
+                    result["beside"].append(row)
                     save()
-                    print(
-                        f"{order} {tokens} {slots} {direction}:",
-                        *(f"{r['codec']}/{r['transfer']} {r['ms_median']:.3f}" for r in rows),
-                        flush=True,
-                    )
-        if order == "page_first":
-            sets = [index_sets(2048, "sequential", contender.slots)[0] for contender in given]
-            for row in interference(given, sets):
-                result["beside"].append(row)
-                save()
-                print(row, flush=True)
-        given[0].mover.close()  # type: ignore[attr-defined]
+                    print(row, flush=True)
+            every[0].mover.close()  # type: ignore[attr-defined]
+    return right
 
 
-def main() -> None:
+def _pages(given: str) -> tuple[int, ...]:
+    pages = [page.strip() for page in given.split(",")]
+    known = {str(page): page for page in LENGTHS}
+    if not known.keys() >= set(pages):
+        raise argparse.ArgumentTypeError(
+            f"{given!r}: give page sizes out of {', '.join(known)}, with commas between"
+        )
+    return tuple(known[page] for page in dict.fromkeys(pages))
+
+
+def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("results/h200/transfers.json"))
+    parser.add_argument(
+        "--pages", type=_pages, default=tuple(LENGTHS), help="page sizes, in this order"
+    )
     parser.add_argument("--report-only", action="store_true", help="remake table and plot")
     options = parser.parse_args()
+    right = True
     if not options.report_only:
         if not torch.cuda.is_available():
             parser.error("needs a CUDA GPU; a table and a plot alone: --report-only")
-        run(options.out)
+        right = run(options.out, options.pages)
     print(report.write(options.out))
+    return 0 if right else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
 
 from bench.lab.shapes import QWEN3_8B
+from bench.transfers.indices import Indices, Slots, index_sets
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order, RecordLayout, format_of, kv_parts, tokens_in_gigabytes
-from hiqcache.transfers.base import Arena
+from hiqcache.record import Format, Order, RecordLayout, format_of, kv_parts, tokens_in_gigabytes
+from hiqcache.transfers.base import Arena, Transfer
 
 LAYERS = QWEN3_8B.layers
 HEADS, HEAD_DIM = QWEN3_8B.parts[0].heads, QWEN3_8B.parts[0].width
+#: Bytes of a token's rows on the device.
+ROW_BYTES = 2 * LAYERS * HEADS * HEAD_DIM * 2
 #: Rows of the device pool: twice the largest transfer.
 DEVICE_SLOTS = 16_384
-#: --hicache-size, decimal GB.
-POOL_GB = 8
-#: Index sets in rotation, so that no repetition finds its rows in the GPU's L2 (60 MB).
-INDEX_SETS = 4
-
-
-class Indices(NamedTuple):
-    """Host slots and device rows of a transfer; the host slots on the CPU too."""
-
-    host: torch.Tensor
-    rows: torch.Tensor
-    host_on_cpu: torch.Tensor
+#: --hicache-size, decimal GB. To pin more takes longer than to measure.
+POOL_GB = 4
 
 
 class Mover(Protocol):
@@ -42,86 +36,132 @@ class Mover(Protocol):
 
 
 class Contender(NamedTuple):
-    """One way to keep rows, with a host pool of ``slots`` tokens."""
+    """One way to keep rows, with a host pool of ``slots`` tokens in pages of ``page``."""
 
     codec: str
     transfer: str
     mover: Mover
     bytes_per_token: int
     slots: int
-    #: Whether SGLang gives a backup its host slots on the CPU: stock, page_first.
-    cpu_slots: bool = False
+    page: int = 1
+    #: Directions whose host slots come on the CPU, as a server hands them over.
+    cpu_slots: tuple[str, ...] = ()
+    #: What SGLang's own pool moves rows with, by direction; empty for ours.
+    kernels: Mapping[str, str] = MappingProxyType({})
+
+    def indices(self, tokens: int, slots: Slots) -> list[Indices]:
+        """The index sets of transfers of ``tokens`` tokens."""
+        return index_sets(tokens, slots, self.slots, DEVICE_SLOTS, self.page)
 
     def run(self, direction: str, indices: Indices) -> None:
         """Enqueue a whole backup, or the restore of every layer."""
+        host = indices.host_on_cpu if direction in self.cpu_slots else indices.host
         if direction == "backup":
-            host = indices.host_on_cpu if self.cpu_slots else indices.host
             self.mover.backup(host, indices.rows)
         else:
             for layer in range(LAYERS):
-                self.mover.restore(layer, indices.host, indices.rows)
+                self.mover.restore(layer, host, indices.rows)
 
 
 class DevicePool:
     """Random K and V rows for all layers, ``[slots, heads, head_dim]`` each."""
 
-    def __init__(self) -> None:
-        shape = (DEVICE_SLOTS, HEADS, HEAD_DIM)
+    def __init__(self, slots: int = DEVICE_SLOTS) -> None:
+        shape = (slots, HEADS, HEAD_DIM)
         self.k, self.v = (
             [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)]
             for _ in range(2)
         )
 
 
+class LeftOut(NamedTuple):
+    """A contender that does not serve a setting, and why."""
+
+    page: int
+    layout: Order
+    codec: str
+    transfer: str
+    why: str
+
+
 #: Codec and transfer of ours, in the order of the tables.
-OURS = (("int8", "mover"), ("int8", "fused"), ("int8-rot", "fused"))
+OURS = (
+    ("int8", "mover"),
+    ("int8", "fused"),
+    ("int8", "dma"),
+    ("int8-rot", "fused"),
+    ("int8-rot", "dma"),
+)
+
+#: Host memory that contenders share: of one codec and format they write the same bytes. Another
+#: codec would read there what this one wrote.
+Hosts = Mapping[tuple[str, Format], torch.Tensor]
+HOSTS: tuple[tuple[str, Format], ...] = tuple(
+    dict.fromkeys((codec, format_of(transfer)) for codec, transfer in OURS)
+)
 
 
-def contenders(order: Order, pool: DevicePool, hosts: Sequence[torch.Tensor]) -> list[Contender]:
-    """SGLang's own pool, and each of OURS in its own of ``hosts``, all of POOL_GB."""
+def stock(order: Order, page: int, pool: DevicePool) -> Contender:
+    """SGLang's own pool of POOL_GB, as a server builds it; its mover is a StockTransfer."""
     from bench.transfers.stock import StockTransfer
-    from hiqcache.sglang.jit_mover import JitMover
+
+    slots = tokens_in_gigabytes(POOL_GB, ROW_BYTES, page)
+    mover = StockTransfer(pool.k, pool.v, page, order, slots)
+    return Contender(
+        "bf16",
+        "stock",
+        mover,
+        mover.bytes_per_token,
+        slots,
+        page,
+        ("backup",) if mover.backup_wants_cpu_slots else (),
+        mover.kernels(),
+    )
+
+
+def ours(
+    codec_name: str, transfer: str, order: Order, page: int, pool: DevicePool, host: torch.Tensor
+) -> Contender:
+    """A pool of ours in ``host``. Raises ValueError where the transfer does not serve its pages."""
+    codec = get_codec(codec_name)
+    rows = codec.row_formats(kv_parts(HEADS, HEAD_DIM))
+    layout = RecordLayout(LAYERS, page, rows, order, format_of(transfer))
+    pages = layout.pages_in(len(host))
+    arena = Arena(host[: layout.arena_bytes(pages)], layout, pages)
+    return Contender(
+        codec_name,
+        transfer,
+        _transfer(transfer, codec_name, arena, pool),
+        layout.bytes_per_token,
+        pages * page,
+        page,
+        ("backup", "restore"),
+    )
+
+
+def _transfer(name: str, codec_name: str, arena: Arena, pool: DevicePool) -> Transfer:
+    """As hiqcache.sglang.transfer builds it, which imports no more than it needs."""
+    from hiqcache.transfers.dma import DmaTransfer
     from hiqcache.transfers.fused import FusedTransfer
-    from hiqcache.transfers.mover import MoverTransfer
 
-    row_bytes = 2 * LAYERS * HEADS * HEAD_DIM * 2
-    slots = tokens_in_gigabytes(POOL_GB, row_bytes)
-    stock = StockTransfer(pool.k, pool.v, 1, order, slots)
-    found = [
-        Contender(
-            "bf16", "stock", stock, stock.bytes_per_token, slots, stock.backup_wants_cpu_slots
-        )
-    ]
-    for (codec_name, transfer), host in zip(OURS, hosts, strict=True):
-        codec = get_codec(codec_name)
-        layout = RecordLayout(
-            LAYERS,
-            1,
-            codec.row_formats(kv_parts(HEADS, HEAD_DIM)),
-            order,
-            format_of(transfer),
-        )
-        slots = layout.pages_in(len(host))
-        arena = Arena(host[: layout.arena_bytes(slots)], layout, slots)
-        mover: Mover = (
-            MoverTransfer(codec, arena, (pool.k, pool.v), JitMover())
-            if transfer == "mover"
-            else FusedTransfer(codec, arena, (pool.k, pool.v))
-        )
-        found.append(Contender(codec_name, transfer, mover, layout.bytes_per_token, slots))
-    return found
+    given = get_codec(codec_name), arena, (pool.k, pool.v)
+    if name == "mover":
+        from hiqcache.sglang.jit_mover import JitMover
+        from hiqcache.transfers.mover import MoverTransfer
+
+        return MoverTransfer(*given, JitMover())
+    return DmaTransfer(*given) if name == "dma" else FusedTransfer(*given)
 
 
-def index_sets(tokens: int, slots: str, host_slots: int) -> list[Indices]:
-    """INDEX_SETS sets of host slots and device rows, both sequential or both random."""
-    generator = torch.Generator().manual_seed(tokens)
-    sets = []
-    for index in range(INDEX_SETS):
-        if slots == "random":
-            host = torch.randperm(host_slots, generator=generator)[:tokens]
-            device = torch.randperm(DEVICE_SLOTS, generator=generator)[:tokens]
-        else:
-            host = torch.arange(tokens) + (host_slots - tokens) * index // INDEX_SETS
-            device = torch.arange(tokens) + (DEVICE_SLOTS - tokens) * index // INDEX_SETS
-        sets.append(Indices(host.cuda(), device.cuda(), host))
-    return sets
+def contenders(
+    order: Order, page: int, pool: DevicePool, hosts: Hosts
+) -> tuple[list[Contender], list[LeftOut]]:
+    """SGLang's own pool, and each of OURS in its own of ``hosts``; and who can't be there."""
+    found, left_out = [stock(order, page, pool)], []
+    for codec, transfer in OURS:
+        try:
+            host = hosts[codec, format_of(transfer)]
+            found.append(ours(codec, transfer, order, page, pool, host))
+        except ValueError as error:
+            left_out.append(LeftOut(page, order, codec, transfer, str(error)))
+    return found, left_out

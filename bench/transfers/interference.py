@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.transfers.contenders import Contender, Indices
-from bench.transfers.timing import timed, timing_event
+from bench.transfers.contenders import Contender
+from bench.transfers.indices import Indices
+from bench.transfers.timing import hold, taken, timing_event
 
 ROUNDS = 12
-#: Cycles that hold both streams back until both have work: about 10 ms.
-GATE_CYCLES = 20_000_000
+#: Both streams are held back until both have work: so many milliseconds, or the multiple of what it
+#: takes to enqueue the transfers.
+GATE_MS = 10.0
+GATE_COVER = 1.3
 #: Transfers queued, as a multiple of the compute's own time.
 COVER = 3.0
 
@@ -85,77 +88,101 @@ def _captured(work: Callable[[], object]) -> Compute:
     return Compute(graph, work)
 
 
-def compute_ms(
-    compute: Compute, load: Callable[[], object], side: torch.cuda.Stream
-) -> tuple[float, bool]:
-    """Milliseconds of ``compute`` beside ``load``, and whether the load outlasted it."""
+class Load(NamedTuple):
+    """Transfers to run beside a compute; both are held back for ``gate_ms`` milliseconds."""
+
+    work: Callable[[], object]
+    gate_ms: float = GATE_MS
+
+
+#: Nothing beside it.
+IDLE = Load(lambda: None)
+
+
+class Beside(NamedTuple):
+    """Milliseconds of a compute beside a load, and whether they are what they seem to be.
+
+    covered: the load outlasted the compute. ahead: the CPU had enqueued all of the load before
+    either began, so that the load ran as fast as it can.
+    """
+
+    ms: float
+    covered: bool
+    ahead: bool
+
+
+def compute_ms(compute: Compute, load: Load, side: torch.cuda.Stream) -> Beside:
+    """Run ``compute`` on the current stream beside ``load`` on ``side``."""
     start, end, load_end = timing_event(), timing_event(), timing_event()
     torch.cuda.synchronize()
-    torch.cuda._sleep(GATE_CYCLES)  # type: ignore[no-untyped-call]
+    hold(load.gate_ms)
     start.record()
     side.wait_event(start)
     compute.replay()
     end.record()
     with torch.cuda.stream(side):
-        load()
+        load.work()
         load_end.record()
+    ahead = not start.query()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end)), start.elapsed_time(load_end) > start.elapsed_time(end)
+    taken_ms = float(start.elapsed_time(end))
+    return Beside(taken_ms, start.elapsed_time(load_end) > taken_ms, ahead)
 
 
 class _Plan(NamedTuple):
-    """A contender's transfers beside the compute: the compute's times, and if they were covered."""
+    """A contender's transfers beside the compute, and what the compute took."""
 
     contender: Contender
     direction: str
-    load: Callable[[], object]
-    times: list[float]
-    covered: list[bool]
+    load: Load
+    found: list[Beside]
 
 
 def interference(given: list[Contender], sets: list[Indices]) -> Iterator[dict[str, Any]]:
     """One row for each compute, direction and contender: medians of ROUNDS runs, in turns.
 
-    slowdown: median time beside the transfers over median time alone. covered: whether the
-    transfers outlasted the compute in every round, as they must for the figure to count.
+    slowdown: median time beside the transfers over median time alone. covered, ahead: as in Beside,
+    in every round; a figure counts where both are true.
     """
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     for name, make in (("gemm", gemms), ("decode step", decode_step)):
         compute = make()
-        alone = [compute_ms(compute, lambda: None, side)[0] for _ in range(3)]
+        alone = [compute_ms(compute, IDLE, side).ms for _ in range(3)]
         plans = [
-            _Plan(contender, direction, queued(contender, direction, indices, alone[-1]), [], [])
+            _Plan(contender, direction, queued(contender, direction, indices, alone[-1]), [])
             for direction in ("backup", "restore")
             for contender, indices in zip(given, sets, strict=True)
         ]
         alone.clear()
         for _ in range(ROUNDS):
-            alone.append(compute_ms(compute, lambda: None, side)[0])
+            alone.append(compute_ms(compute, IDLE, side).ms)
             for plan in plans:
-                taken, covered = compute_ms(compute, plan.load, side)
-                plan.times.append(taken)
-                plan.covered.append(covered)
+                plan.found.append(compute_ms(compute, plan.load, side))
         for plan in plans:
+            times = [each.ms for each in plan.found]
             yield {
                 "beside": name,
+                "page": plan.contender.page,
                 "codec": plan.contender.codec,
                 "transfer": plan.contender.transfer,
                 "direction": plan.direction,
                 "runs": ROUNDS,
                 "ms_alone": round(statistics.median(alone), 3),
-                "ms_median": round(statistics.median(plan.times), 3),
-                "ms_min": round(min(plan.times), 3),
-                "ms_max": round(max(plan.times), 3),
-                "slowdown": round(statistics.median(plan.times) / statistics.median(alone), 4),
-                "covered": all(plan.covered),
+                "ms_median": round(statistics.median(times), 3),
+                "ms_min": round(min(times), 3),
+                "ms_max": round(max(times), 3),
+                "slowdown": round(statistics.median(times) / statistics.median(alone), 4),
+                "covered": all(each.covered for each in plan.found),
+                "ahead": all(each.ahead for each in plan.found),
             }
 
 
-def queued(
-    contender: Contender, direction: str, indices: Indices, compute_ms: float
-) -> Callable[[], object]:
+def queued(contender: Contender, direction: str, indices: Indices, compute_ms: float) -> Load:
     """As many transfers as outlast COVER times the compute."""
     contender.run(direction, indices)
-    taken = timed(lambda: contender.run(direction, indices))
-    count = math.ceil(COVER * compute_ms / taken)
-    return lambda: [contender.run(direction, indices) for _ in range(count)]
+    one = taken(lambda: contender.run(direction, indices))
+    count = math.ceil(COVER * compute_ms / one.ms)
+    return Load(
+        lambda: [contender.run(direction, indices) for _ in range(count)],
+        max(GATE_MS, GATE_COVER * count * one.host_ms),
+    )

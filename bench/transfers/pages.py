@@ -31,8 +31,8 @@ from bench.transfers.contenders import (
     LAYERS,
     Contender,
     DevicePool,
-    Indices,
 )
+from bench.transfers.indices import Indices
 from bench.transfers.interference import interference
 from bench.transfers.timing import pcie_ceiling, spread, timed
 from hiqcache.codecs import get_codec
@@ -79,7 +79,7 @@ def ours(codec: str, pool: DevicePool, host: torch.Tensor, page: int) -> Iterato
     pages = layout.pages_in(len(host))
     arena = Arena(host[: layout.arena_bytes(pages)], layout, pages)
     rows = get_codec(codec), arena, (pool.k, pool.v)
-    size = layout.bytes_per_token, pages * page
+    size = layout.bytes_per_token, pages * page, page
     yield _OnCpu(codec, "fused", FusedTransfer(*rows), *size)
     yield _OnCpu(codec, "dma", DmaTransfer(*rows), *size)
     for width in WIDTHS if page == PAGES[0] else ():
@@ -157,7 +157,7 @@ def run(out: Path) -> None:
         given = [
             Contender(
                 "bf16", "stock", stock, stock.bytes_per_token, STOCK_SLOTS // page * page,
-                stock.backup_wants_cpu_slots,
+                page, ("backup",) if stock.backup_wants_cpu_slots else (),
             ),
             *ours("int8", pool, hosts[0], page),
             *ours("int8-rot", pool, hosts[1], page),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from sglang.kernels.ops.kvcache.hicache import TMA_BLOCK_QUOTA, use_hicache_tma_kernel
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
 from sglang.srt.mem_cache.pool_host.common import (
     ALLOC_MEMORY_FUNCS,
@@ -44,8 +45,7 @@ def describe_rows(
 class StockTransfer:
     """SGLang 0.5.23's MHA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
 
-    Moves rows as they are, by the kernels that SGLang picks for the layout: its JIT mover, and for
-    page_first backups its staged write-back.
+    Moves rows as they are, by what SGLang picks for the layout, the page size and the GPU.
     """
 
     name = "stock"
@@ -88,6 +88,25 @@ class StockTransfer:
     def backup_wants_cpu_slots(self) -> bool:
         """Whether SGLang leaves a backup's host indices on the CPU (its staged write-back)."""
         return bool(self._pool.can_use_write_back_jit)
+
+    def kernels(self) -> dict[str, str]:
+        """What SGLang moves rows with, by direction, as MHATokenToKVPoolHost decides it.
+
+        A page_first backup gathers pages into staging memory, which the copy engine empties. All
+        else goes by the JIT mover, with TMA where the page size, the row and the GPU are fit for it
+        (SGLANG_HICACHE_TMA_TRANSFER=0: never), or by sgl_kernel where that serves no such rows.
+        """
+        pool = self._pool
+        jit = "sgl_kernel"
+        if pool.can_use_jit:
+            tma = use_hicache_tma_kernel(
+                element_size=pool.token_stride_size,
+                block_quota=TMA_BLOCK_QUOTA,
+                page_size=pool.page_size,
+            )
+            jit = "TMA" if tma else "registers"
+        backup = jit if pool.layout == "layer_first" else "sgl_kernel"
+        return {"backup": "staging" if pool.can_use_write_back_jit else backup, "restore": jit}
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         """As Transfer.backup; host indices on the CPU or the device, as above."""

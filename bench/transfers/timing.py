@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 CEILING_BYTES = 1 << 30
+#: Cycles of a GPU per millisecond, at most.
+CYCLES_PER_MS = 2_000_000
+
+
+class Taken(NamedTuple):
+    """Milliseconds of the stream, and of the CPU until all was enqueued."""
+
+    ms: float
+    host_ms: float
 
 
 def timing_event() -> torch.cuda.Event:
@@ -15,15 +26,32 @@ def timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Milliseconds of the current stream for ``work``."""
+def hold(ms: float) -> None:
+    """Hold the current stream back for ``ms`` milliseconds or somewhat longer."""
+    torch.cuda._sleep(int(ms * CYCLES_PER_MS))  # type: ignore[no-untyped-call]
+
+
+def taken(work: Callable[[], object], held_ms: float = 0.0) -> Taken:
+    """What ``work`` takes on the current stream, which is empty before.
+
+    With ``held_ms`` the stream is held back for so long, while the CPU enqueues.
+    """
     start, end = timing_event(), timing_event()
     torch.cuda.synchronize()
+    if held_ms:
+        hold(held_ms)
     start.record()
+    began = time.perf_counter()
     work()
+    host_ms = 1e3 * (time.perf_counter() - began)
     end.record()
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
+    return Taken(float(start.elapsed_time(end)), host_ms)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Milliseconds of the current stream for ``work``."""
+    return taken(work).ms
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:
