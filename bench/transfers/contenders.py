@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -120,9 +120,18 @@ def stock(order: Order, page: int, pool: DevicePool) -> Contender:
 
 
 def ours(
-    codec_name: str, transfer: str, order: Order, page: int, pool: DevicePool, host: torch.Tensor
+    codec_name: str,
+    transfer: str,
+    order: Order,
+    page: int,
+    pool: DevicePool,
+    host: torch.Tensor,
+    **options: Any,
 ) -> Contender:
-    """A pool of ours in ``host``. Raises ValueError where the transfer does not serve its pages."""
+    """A pool of ours in ``host``; ``options`` as the transfer takes them.
+
+    Raises ValueError where the transfer does not serve its pages.
+    """
     codec = get_codec(codec_name)
     rows = codec.row_formats(kv_parts(HEADS, HEAD_DIM))
     layout = RecordLayout(LAYERS, page, rows, order, format_of(transfer))
@@ -131,7 +140,7 @@ def ours(
     return Contender(
         codec_name,
         transfer,
-        _transfer(transfer, codec_name, arena, pool),
+        _transfer(transfer, codec_name, arena, pool, options),
         layout.bytes_per_token,
         pages * page,
         page,
@@ -139,7 +148,9 @@ def ours(
     )
 
 
-def _transfer(name: str, codec_name: str, arena: Arena, pool: DevicePool) -> Transfer:
+def _transfer(
+    name: str, codec_name: str, arena: Arena, pool: DevicePool, options: Mapping[str, Any]
+) -> Transfer:
     """As hiqcache.sglang.transfer builds it, which imports no more than it needs."""
     from hiqcache.transfers.dma import DmaTransfer
     from hiqcache.transfers.fused import FusedTransfer
@@ -150,7 +161,8 @@ def _transfer(name: str, codec_name: str, arena: Arena, pool: DevicePool) -> Tra
         from hiqcache.transfers.mover import MoverTransfer
 
         return MoverTransfer(*given, JitMover())
-    return DmaTransfer(*given) if name == "dma" else FusedTransfer(*given)
+    cls: type[Transfer] = DmaTransfer if name == "dma" else FusedTransfer
+    return cls(*given, **options)
 
 
 def contenders(

@@ -36,7 +36,7 @@ BACKUP = {
 RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
 # Behind the copy engine kernels read and write device memory, and need no more than to keep up with
-# it: two programs a multiprocessor of an H200 (bench/transfers/pages.py tries other widths).
+# it: two programs a multiprocessor of an H200 (python -m bench.launches --dma tries others).
 ENCODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
 DECODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
 

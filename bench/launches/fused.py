@@ -1,55 +1,36 @@
-"""Times the fused transfer over launch shapes, and what a GEMM and a decode step lose beside each.
+"""The fused transfer over launch shapes: where BACKUP, RESTORE and LAUNCH_TOKENS come from.
 
-`python -m bench.launches` on a CUDA GPU with SGLang; where BACKUP, RESTORE and
-LAUNCH_TOKENS in hiqcache/transfers/fused.py come from. 2,048 tokens of Qwen3-8B, and 128 as
-ms_short. The first rows are copies of as many bf16 bytes by the GPU's copy engine, which takes no
+The first rows are copies of as many bf16 bytes by the GPU's copy engine, which takes no
 multiprocessor: what they cost a GEMM or a decode step is memory traffic alone. Then SGLang's own
-pool, page_first.
+pool. All in page_first, pages of one token.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import shlex
-import statistics
-import sys
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from bench.lab import environment
+from bench.launches.measuring import DIRECTIONS, SHORT, Direction, Measure
 from bench.transfers.compiling import compile_all
 from bench.transfers.contenders import (
     HEAD_DIM,
     HEADS,
     LAYERS,
-    POOL_GB,
     ROW_BYTES,
     Contender,
     DevicePool,
     stock,
 )
 from bench.transfers.indices import SLOTS
-from bench.transfers.interference import IDLE, Load, compute_ms, decode_step, gemms, queued
 from bench.transfers.report import ms_lost
-from bench.transfers.timing import pcie_ceiling, timed
 from hiqcache.codecs import get_codec
 from hiqcache.record import Order, RecordLayout, kv_parts
 from hiqcache.transfers.base import Arena
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.launch import BACKUP, LAUNCH_TOKENS, RESTORE, Launch
-
-Direction = Literal["backup", "restore"]
-
-TOKENS = 2048
-SHORT = 128
-REPEATS = 12
-ROUNDS = 5
 
 
 class Tile(NamedTuple):
@@ -160,42 +141,14 @@ class CopyEngine:
 
 def sweep(host: torch.Tensor, pool: DevicePool) -> Iterator[dict[str, Any]]:
     """A row for the copy engine, SGLang's own pool and every launch shape, both directions."""
-    computes = {"gemm": gemms(), "decode_step": decode_step()}
-    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def beside(name: str, load: Load) -> float:
-        return statistics.median(compute_ms(computes[name], load, side).ms for _ in range(ROUNDS))
-
-    def measured(contender: Contender, direction: Direction) -> dict[str, Any]:
-        sets = {slots: contender.indices(TOKENS, slots) for slots in SLOTS}
-        times: dict[str, list[float]] = {slots: [] for slots in SLOTS}
-        for repeat in range(-1, REPEATS):
-            for slots, given in sets.items():
-                taken = timed(partial(contender.run, direction, given[repeat % len(given)]))
-                if repeat >= 0:
-                    times[slots].append(taken)
-        ms = {f"ms_{slots}": round(statistics.median(taken), 3) for slots, taken in times.items()}
-
-        few = contender.indices(SHORT, "sequential")
-        short = [
-            timed(partial(contender.run, direction, few[repeat % len(few)]))
-            for repeat in range(REPEATS + 1)
-        ]
-        slowdowns = {}
-        for name in computes:
-            alone = beside(name, IDLE)
-            load = queued(contender, direction, sets["sequential"][0], alone)
-            slowdowns[f"{name}_slowdown"] = round(beside(name, load) / alone, 3)
-        ms["ms_short"] = round(statistics.median(short[1:]), 3)
-        return ms | slowdowns
-
+    measured = Measure()
     own = stock("page_first", 1, pool)
     for contender in (
         Contender("bf16", "copy engine", CopyEngine(host, pool), ROW_BYTES, own.slots),
         own,
     ):
         kind = {"codec": "bf16", "transfer": contender.transfer}
-        for direction in ("backup", "restore"):
+        for direction in DIRECTIONS:
             yield kind | {"direction": direction} | measured(contender, direction)
     own.mover.close()  # type: ignore[attr-defined]
     tiles = compilable()
@@ -256,41 +209,3 @@ def table(result: dict[str, Any]) -> str:
             ]
             lines.append(f"| {' | '.join(f'**{c}**' if is_default else c for c in cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Command line."""
-    from bench.transfers.stock import host_memory
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("results/h200/launches.json"))
-    parser.add_argument("--report-only", action="store_true", help="remake the table")
-    options = parser.parse_args()
-    report = options.out.with_suffix(".md")
-    if options.report_only:
-        report.write_text(table(json.loads(options.out.read_text())))
-        return
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA GPU; a table alone: --report-only")
-    host, pool = host_memory(POOL_GB * 10**9), DevicePool()
-    ceiling = pcie_ceiling(host)
-    rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "bench.launches", *sys.argv[1:]]),
-        "versions": environment.versions(),
-        "environment": environment.describe(),
-        "card": torch.cuda.get_device_name(),
-        "pcie_gbps": ceiling,
-        "tokens": TOKENS,
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    for row in sweep(host, pool):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    report.write_text(table(result))
-
-
-if __name__ == "__main__":
-    main()
