@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hiqcache.direct_http import past_proxies
+
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).resolve().parent / "grafana" / "dashboards"
@@ -81,6 +83,8 @@ def connect(env: Mapping[str, str] = os.environ) -> Grafana | None:
             "hand, pip install -r requirements/grafana.lock in an environment that serves nothing."
         )
         return None
+    # Its HTTP library takes the proxies of the environment. This process does nothing else.
+    os.environ.update(past_proxies())
     grafana = Grafana(client.GrafanaApi.from_url(url, credential=client.TokenAuth(token)))
     try:
         missing = grafana.missing_dashboards()

@@ -409,10 +409,12 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
 
 #: What is read of a server's own metrics: rules, dashboards, the exporter, the benchmarks.
 METRICS: tuple[Metric, ...] = (
+    Metric("sglang:evicted_tokens_total"),
     Metric("sglang:generation_tokens_total"),
     Metric("sglang:hicache_backup_bytes_total"),
     Metric("sglang:hicache_backup_tokens_total"),
     Metric("sglang:hicache_host_total_tokens"),
+    Metric("sglang:hicache_host_used_tokens"),
     Metric("sglang:load_back_bytes_total"),
     Metric("sglang:load_back_tokens_total"),
     Metric("sglang:max_total_num_tokens"),
