@@ -1,0 +1,168 @@
+"""The canary's figure beside the quality harness's, on the same texts and servers of every arm.
+
+    python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--out FILE]
+
+Each arm's server gets the harness's windows as the canary's prompts and no other load, so the
+canary pushes, and compares until so many prompts were restored. What a codec made of a prompt's
+rows stays in L2 as it is, so a lossy arm is compared twice on each prompt and no more. It fails
+where a copy differs by a bit, and where a codec's interval and the harness's lie apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from tqdm import tqdm
+
+from bench import REPOSITORY
+from bench.lab import environment, models
+from bench.lab.arms import Arm, arm_named, arms_argument
+from bench.lab.bootstrap import bootstrap
+from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
+from bench.lab.texts import TEXTS, tokens_of, windows
+from hiqcache.canary.command import follow, summary
+from hiqcache.canary.metrics import CanaryMetrics
+from hiqcache.canary.server import Client
+from hiqcache.canary.watch import Plan, Watch
+
+#: The quality harness's windows: tokens restored and scored, windows of each text.
+PREFIX, SCORED, WINDOWS = 1024, 128, 8
+#: L1, so small that a few prompts fill it; L2 holds all of them and what pushes them.
+L1_TOKENS = 3072
+L2_GB = 2
+
+
+def prompts(model: Path) -> dict[str, str]:
+    """The harness's windows as texts."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    # A few tokens more: cut tokens may join when their text is read again.
+    width = PREFIX + SCORED + 16
+    return {
+        f"{name}-{number}": tokenizer.decode(window)
+        for name in TEXTS
+        for number, window in enumerate(windows(tokens_of(name, tokenizer), WINDOWS, width))
+    }
+
+
+def measure(
+    arm: Arm, model: Path, texts: dict[str, str], restored: int, log: Path
+) -> dict[str, Any]:
+    """One arm's figures: the canary's own summary, and an interval over its prompts."""
+    server = Server(
+        arm.name,
+        model,
+        log,
+        (
+            *(*CPU_ARGS, "--max-total-tokens", str(L1_TOKENS), "--hicache-size", str(L2_GB)),
+            *("--skip-server-warmup", *arm.args),
+        ),
+        {**CPU_ENV, **arm.env},
+    )
+    with serving(server), tqdm(total=restored, desc=arm.name, unit="prompt") as bar:
+        plan = Plan(1.0, PREFIX, SCORED, 10**9, 0.01, texts)
+        watch = Watch(arm.name, Client(server.url), plan, CanaryMetrics(CollectorRegistry()))
+        while len(watch.comparisons) < restored:
+            follow(watch, 0.0, len(watch.comparisons) + 1, threading.Event())
+            bar.update()
+        tiers = watch.client.tiers()
+    by_prompt = {one.prompt: one.divergences for one in watch.comparisons}
+    return {
+        **summary(watch),
+        "prompts": len(by_prompt),
+        # A prompt's rows in L2 stay what they are, so it counts once.
+        "kl_nats_interval": bootstrap(
+            [np.array(row) for row in by_prompt.values()], _mean
+        ).as_dict(),
+        "l2_tokens_at_most": watch.budget.taken(tiers),
+        "l2_tokens_allowed": watch.budget.allowed(tiers),
+        "stored_tokens": tiers.stored,
+    }
+
+
+def _mean(values: Any) -> float:
+    return float(values.mean())
+
+
+def problems(arms: Mapping[str, Mapping[str, Any]], restored: int) -> list[str]:
+    """What is wrong with the arms' figures, in words; none where nothing is.
+
+    A copy must have been compared ``restored`` times and read exactly zero each time. Of a codec,
+    the canary's interval and the harness's must meet: both are of the same texts.
+    """
+    found = []
+    for name, arm in arms.items():
+        if not arm_named(name).quantises:
+            if arm["restored"] < restored:
+                found.append(f"{name}: {arm['restored']} compared, not {restored}.")
+            if arm["identical"] < arm["restored"] or arm["kl_nats_max"] > 0:
+                found.append(
+                    f"{name}: {arm['restored'] - arm['identical']} of {arm['restored']} restored "
+                    f"copies differ from their references, by {arm['kl_nats_max']:g} nats at most."
+                )
+            continue
+        ours, theirs = arm["kl_nats_interval"], arm["harness_kl_nats"]
+        if theirs and (ours["high"] < theirs["low"] or theirs["high"] < ours["low"]):
+            found.append(
+                f"{name}: {ours['value']:g} nats ({ours['low']:g} to {ours['high']:g}), where the "
+                f"harness has {theirs['value']:g} ({theirs['low']:g} to {theirs['high']:g})."
+            )
+    return found
+
+
+def harness(model: Path) -> dict[str, Any]:
+    """The quality harness's mean KL of the same model, by arm, where there is a result."""
+    file = REPOSITORY / "results" / "quality" / model.name / "summary.json"
+    if not file.exists():
+        return {}
+    arms = json.loads(file.read_text())["arms"]
+    return {name: figures["kl_mean"] for name, figures in arms.items()}
+
+
+def main() -> int:
+    """The exit status: 1 where a copy did not read exactly zero."""
+    parser = argparse.ArgumentParser(prog="python -m bench.canary", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a local model; default: SmolLM2-135M")
+    parser.add_argument("--arms", type=arms_argument, default="bf16,int8,int8-rot")
+    parser.add_argument("--restored", type=int, default=208, help="comparisons of a copy")
+    parser.add_argument("--out", type=Path, help="default: results/canary/<model>.json")
+    arguments = parser.parse_args()
+    model = arguments.model or models.prepare()
+    out = arguments.out or REPOSITORY / "results" / "canary" / f"{model.name}.json"
+    texts, offline = prompts(model), harness(model)
+    document: dict[str, Any] = {
+        "command": " ".join(["python -m bench.canary", *sys.argv[1:]]),
+        "model": model.name,
+        "prefix_tokens": PREFIX,
+        "scored_tokens": SCORED,
+        "environment": environment.describe(),
+        "arms": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for arm in arguments.arms:
+            log = Path(folder, f"{arm.file_name}.log")
+            wanted = 2 * len(texts) if arm.quantises else arguments.restored
+            found = measure(arm, model, texts, wanted, log)
+            found["harness_kl_nats"] = offline.get(arm.name)
+            document["arms"][arm.name] = found
+            print(json.dumps({arm.name: found}, indent=2), flush=True)
+            document["problems"] = problems(document["arms"], arguments.restored)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(document, indent=2) + "\n")
+    for problem in document["problems"]:
+        print(f"bench.canary: {problem}", file=sys.stderr)
+    return 1 if document["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

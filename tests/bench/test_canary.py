@@ -1,0 +1,41 @@
+"""What bench.canary calls a fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.canary import problems
+
+COPY = {"restored": 208, "identical": 208, "kl_nats_max": 0.0}
+LOSSY = {
+    "restored": 32,
+    "kl_nats_interval": {"value": 0.0013, "low": 0.0012, "high": 0.0014},
+    "harness_kl_nats": {"value": 0.00135, "low": 0.00125, "high": 0.00145},
+}
+
+
+def test_a_copy_at_zero_and_a_codec_at_the_harnesss_figure_are_fine() -> None:
+    assert problems({"bf16": COPY, "int8": LOSSY, "int8-rot": LOSSY}, 208) == []
+
+
+def test_a_codec_without_a_figure_of_the_harness_is_not_judged() -> None:
+    assert problems({"int8": {**LOSSY, "harness_kl_nats": None}}, 208) == []
+
+
+@pytest.mark.parametrize(
+    ("arm", "change", "said"),
+    [
+        ("bf16", {"restored": 207}, "207 compared, not 208"),
+        ("bf16", {"identical": 207}, "1 of 208 restored copies differ"),
+        ("bf16", {"kl_nats_max": 1e-9}, "by 1e-09 nats"),
+        ("int8", {"harness_kl_nats": {"value": 0.01, "low": 0.009, "high": 0.011}}, "has 0.01"),
+        ("int8", {"harness_kl_nats": {"value": 1e-4, "low": 9e-5, "high": 2e-4}}, "has 0.0001"),
+    ],
+)
+def test_what_is_wrong_is_named(arm: str, change: dict[str, Any], said: str) -> None:
+    whole = COPY if arm == "bf16" else LOSSY
+    (problem,) = problems({arm: {**whole, **change}}, 208)
+    assert said in problem
+    assert problem.startswith(f"{arm}: ")
