@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CODEC ?= int8
+HIQCACHE_CODEC ?= int8
 # grafana-client overwrites urllib3: it gets an environment of its own.
 GRAFANA_VENV := .cache/grafana
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
@@ -32,8 +32,8 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 # What runs on CPUs must not find a GPU that its environment has no kernels for.
 demo demo-results test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
-demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (CODEC=int8-rot: the other codec)
-	$(BIN)/python -m bench.demo --codec $(CODEC)
+demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (HIQCACHE_CODEC=int8-rot: another codec)
+	$(BIN)/python -m bench.demo --codec $(HIQCACHE_CODEC)
 
 demo-results: env ## Renew the demo's figures that the documentation quotes (results/demo)
 	$(BIN)/python -m bench.demo --out results/demo

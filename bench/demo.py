@@ -297,7 +297,7 @@ def demo(codec: str, out: Path) -> int:
         return 1
 
     summary["made_by"] = {
-        "command": "make demo" + ("" if codec == "int8" else f" CODEC={codec}"),
+        "command": "make demo" + ("" if codec == "int8" else f" HIQCACHE_CODEC={codec}"),
         "codec": codec,
         "environment": environment.describe(),
     }

@@ -1,7 +1,7 @@
 """Starts SGLang in a container, from environment variables alone.
 
     MODEL              model folder in the container (absolute), or a name on the hub. Needed.
-    CODEC              bf16 (SGLang's own host pool), int8, … ; the same as HIQCACHE_CODEC
+    HIQCACHE_CODEC     bf16 (SGLang's own host pool), int8, …
     HICACHE_GB         L2 of each rank in whole decimal GB; or
     HICACHE_RATIO      L2 as a multiple of L1. Neither: SGLang's default ratio, or what fits
     TP                 tensor-parallel ranks (1)
@@ -71,10 +71,9 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the environment asks for; ``codec`` is None where nothing names one."""
+    """What the environment asks for, beside HiQCache's own settings."""
 
     model: str
-    codec: str | None
     gigabytes: int | None
     ratio: float | None
     tp: int
@@ -103,11 +102,9 @@ class Configuration:
                 "MODEL_DIR=/path/on/host, MODEL=/models/NAME; docker run: -v "
                 "/path/on/host:/models:ro), or name a model on the hub."
             )
-        codec, own = env.get("CODEC") or None, env.get("HIQCACHE_CODEC") or None
-        if codec and own and codec.strip().lower() != own.strip().lower():
-            raise ConfigurationError(
-                f"CODEC={codec} and HIQCACHE_CODEC={own} contradict each other: set one."
-            )
+        if env.get("CODEC"):
+            # Its name in the images of before 0.2: BF16 would be served unseen.
+            raise ConfigurationError(f"CODEC={env['CODEC']} is called HIQCACHE_CODEC: set that.")
         if env.get("HICACHE_GB") and env.get("HICACHE_RATIO"):
             raise ConfigurationError(
                 f"HICACHE_GB={env['HICACHE_GB']} and HICACHE_RATIO={env['HICACHE_RATIO']} both "
@@ -133,7 +130,6 @@ class Configuration:
             raise ConfigurationError(f"PORT={port}: a port is at most 65535.")
         return cls(
             model=env["MODEL"],
-            codec=codec or own,
             gigabytes=_whole(env, "HICACHE_GB", 1),
             ratio=_ratio(env),
             tp=_whole(env, "TP", 1) or 1,
@@ -324,8 +320,6 @@ def main(argv: list[str]) -> None:
                 "arguments go into SGLANG_ARGS."
             )
         configuration = Configuration.from_env(os.environ)
-        if configuration.codec:
-            os.environ["HIQCACHE_CODEC"] = configuration.codec
         settings = Settings.from_env()
         model = model_of(configuration, settings)
         gigabytes = configuration.host_gigabytes(model, settings)

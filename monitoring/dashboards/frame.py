@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import dashboard, prometheus
+from typing import NamedTuple
+
+from grafana_foundation_sdk.builders import dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
+    GridPos,
     VariableOption,
     VariableRefresh,
     VariableSort,
@@ -15,9 +18,44 @@ from monitoring.dashboards.panels import DATASOURCE
 
 TAG = "hiqcache"
 
+#: The series of the arms, models and ranks that are chosen on a dashboard.
+ARMS = 'arm=~"$arm", model_name=~"$model"'
+RANKS = f'{ARMS}, tp_rank=~"$rank"'
+
+#: Columns of Grafana's grid.
+COLUMNS = 24
+
+Panel = heatmap.Panel | stat.Panel | timeseries.Panel
+
+
+class Row(NamedTuple):
+    """Panels side by side, of one width; ``height`` in Grafana's units of 30 pixels."""
+
+    height: int
+    panels: tuple[Panel, ...]
+
+
+def row(height: int, *panels: Panel) -> Row:
+    """A row of ``panels``. Raises ValueError where they cannot share the width evenly."""
+    if not panels or COLUMNS % len(panels):
+        raise ValueError(f"{len(panels)} panels do not share {COLUMNS} columns evenly")
+    return Row(height, panels)
+
+
+def in_rows(board: dashboard.Dashboard, *rows: Row) -> dashboard.Dashboard:
+    """``board`` with ``rows`` below each other, from the top."""
+    top = 0
+    for height, panels in rows:
+        width = COLUMNS // len(panels)
+        for number, panel in enumerate(panels):
+            panel.grid_pos(GridPos(x=number * width, y=top, w=width, h=height))
+            board = board.with_panel(panel)
+        top += height
+    return board
+
 
 def frame(uid: str, title: str, text: str) -> dashboard.Dashboard:
-    """An empty dashboard with the data source variable and the load annotations."""
+    """An empty dashboard with the load annotations, and variables for source, arm, model, rank."""
     links = (
         dashboard.DashboardLink("HiQCache")
         .type(DashboardLinkType.DASHBOARDS)
@@ -41,6 +79,9 @@ def frame(uid: str, title: str, text: str) -> dashboard.Dashboard:
         .with_variable(
             dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )
+        .with_variable(choice("arm", "Arm", "arm_model:served:zero", "arm"))
+        .with_variable(choice("model", "Model", "arm_model:served:zero", "model_name"))
+        .with_variable(choice("rank", "TP rank", "hiqcache_l2_capacity_tokens", "tp_rank"))
     )
 
 
@@ -59,11 +100,6 @@ def choice(name: str, label: str, metric: str, field: str) -> dashboard.QueryVar
         .all_value(".*")
         .current(VariableOption(selected=True, text=["All"], value=["$__all"]))
     )
-
-
-ARM = ("arm", "Arm", "arm_model:served:zero", "arm")
-MODEL = ("model", "Model", "arm_model:served:zero", "model_name")
-RANK = ("rank", "TP rank", "hiqcache_l2_capacity_tokens", "tp_rank")
 
 
 def _load_runs() -> dashboard.AnnotationQuery:

@@ -31,7 +31,6 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardSpecialValueMapOptions,
     DynamicConfigValue,
     FieldColorModeId,
-    GridPos,
     SpecialValueMap,
     SpecialValueMatch,
     Threshold,
@@ -51,18 +50,13 @@ ARM_COLOURS = {"bf16": "#5794F2", "int8": "#FF9830"}
 GOOD, FAIR, BAD, PLAIN = "green", "yellow", "red", "text"
 
 Query = tuple[str, str]
-Place = tuple[int, int, int, int]
 Steps = Sequence[tuple[float | None, str]]
 
 P = TypeVar("P", timeseries.Panel, stat.Panel, heatmap.Panel)
 
 
-def _dress(
-    panel: P, title: str, text: str, place: Place, queries: Sequence[Query], unit: str, steps: Steps
-) -> P:
-    x, y, width, height = place
+def _dress(panel: P, title: str, text: str, queries: Sequence[Query], unit: str, steps: Steps) -> P:
     panel.title(title).description(text).datasource(DATASOURCE).unit(unit)
-    panel.grid_pos(GridPos(x=x, y=y, w=width, h=height))
     panel.thresholds(
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)
@@ -87,7 +81,6 @@ def _fixed(colour: str) -> DynamicConfigValue:
 def lines(
     title: str,
     text: str,
-    place: Place,
     queries: Sequence[Query],
     unit: str,
     *,
@@ -106,7 +99,7 @@ def lines(
     """
     if steps is None:
         steps = [(None, GOOD)] if limit is None else [(None, GOOD), (limit, BAD)]
-    panel = _dress(timeseries.Panel(), title, text, place, queries, unit, steps)
+    panel = _dress(timeseries.Panel(), title, text, queries, unit, steps)
     panel.no_value(no_value).min(0)
     if top is not None:
         panel.max(top)
@@ -143,7 +136,6 @@ def lines(
 def number(
     title: str,
     text: str,
-    place: Place,
     queries: Sequence[Query],
     unit: str,
     steps: Steps,
@@ -159,7 +151,7 @@ def number(
 
     ``names_only`` shows what the series are called in the place of their values.
     """
-    panel = _dress(stat.Panel(), title, text, place, queries, unit, steps)
+    panel = _dress(stat.Panel(), title, text, queries, unit, steps)
     panel.no_value(no_value).color_mode(colour)
     panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
     panel.graph_mode(BigValueGraphMode.AREA if graph else BigValueGraphMode.NONE)
@@ -187,11 +179,9 @@ def number(
     return panel
 
 
-def heat(
-    title: str, text: str, place: Place, expression: str, unit: str, *, no_value: str
-) -> heatmap.Panel:
+def heat(title: str, text: str, expression: str, unit: str, *, no_value: str) -> heatmap.Panel:
     """A Prometheus histogram over time, one row a bucket."""
-    panel = _dress(heatmap.Panel(), title, text, place, [], unit, [(None, GOOD)])
+    panel = _dress(heatmap.Panel(), title, text, [], unit, [(None, GOOD)])
     panel.targets(
         [
             prometheus.Dataquery()

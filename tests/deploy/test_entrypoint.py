@@ -63,8 +63,8 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ({"MODEL": "m", "HICACHE_SIZE": "8"}, "HICACHE_SIZE is no setting"),
         ({"MODEL": "m", "TP": "two"}, "TP='two'"),
         ({"MODEL": "m", "PORT": "70000"}, "PORT=70000"),
-        ({"MODEL": "m", "CODEC": "bf16", "HIQCACHE_CODEC": "int8"}, "contradict"),
-        ({"MODEL": "m", "CODEC": "int4"}, "int8"),
+        ({"MODEL": "m", "CODEC": "int8"}, "is called HIQCACHE_CODEC"),
+        ({"MODEL": "m", "HIQCACHE_CODEC": "int3"}, "int8"),
         ({"MODEL": "m", "HIQCACHE_CODECS": "int8"}, "HIQCACHE_CODEC?"),
         ({"MODEL": "m", "SGLANG_ARGS": "--hicache-size=8"}, "use HICACHE_GB"),
         ({"MODEL": "m", "SGLANG_ARGS": "--tp 2"}, "use TP"),
@@ -120,7 +120,7 @@ def test_it_refuses_an_l2_that_does_not_fit_the_memory(
     codec: str,
 ) -> None:
     model = "Qwen/Qwen3-8B" if on_the_hub else str(write(tmp_path, QWEN3_8B))
-    given = {"MODEL": model, "CODEC": codec, "HICACHE_GB": "100000"}
+    given = {"MODEL": model, "HIQCACHE_CODEC": codec, "HICACHE_GB": "100000"}
     said = refused_here(entrypoint, monkeypatch, capsys, [], **given)
     assert "L2 takes 100000.00 GB" in said
     assert "lower HICACHE_GB, or raise" in said
@@ -130,7 +130,7 @@ def test_it_refuses_an_l2_that_does_not_fit_the_memory(
 def test_the_doctor_of_a_model_on_the_hub_refuses_it_too(
     entrypoint: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"MODEL": "Qwen/Qwen3-8B", "CODEC": "int8", "HICACHE_GB": "100000"}
+    given = {"MODEL": "Qwen/Qwen3-8B", "HIQCACHE_CODEC": "int8", "HICACHE_GB": "100000"}
     said = refused_here(entrypoint, monkeypatch, capsys, ["doctor"], **given)
     assert "L2 takes 100000.00 GB" in said
 
@@ -350,7 +350,7 @@ def test_a_head_dim_that_the_codec_does_not_serve_is_refused(
 
 
 def test_a_model_that_is_refused_ends_the_container(tmp_path: Path) -> None:
-    done = run(MODEL=str(write(tmp_path, MAMBA2)), HICACHE_GB="8", CODEC="int8")
+    done = run(MODEL=str(write(tmp_path, MAMBA2)), HICACHE_GB="8", HIQCACHE_CODEC="int8")
     assert done.returncode == 2
     assert "it keeps no K and V" in done.stderr
     assert "Traceback" not in done.stderr

@@ -179,14 +179,15 @@ def test_the_doctor_runs_in_the_container(stack: Stack) -> None:
     ("variables", "named"),
     [
         (("HICACHE_GB=1", "HICACHE_RATIO=2"), "both size L2"),
-        (("CODEC=int3",), "must be one of"),
+        (("HIQCACHE_CODEC=int3",), "must be one of"),
         (("HICACHE_GB=100000",), "L2 takes"),
     ],
 )
 def test_a_bad_setting_stops_the_container_at_once(
     stack: Stack, variables: tuple[str, ...], named: str
 ) -> None:
-    flags = [part for variable in ("CODEC=int8", *variables) for part in ("--env", variable)]
+    given = ("HIQCACHE_CODEC=int8", *variables)
+    flags = [part for variable in given for part in ("--env", variable)]
     image = f"hiqcache/server-cpu:{__version__}"
     done = stack.engine.docker("run", "--rm", *flags, image, check=False, timeout=60)
     assert done.returncode == 2

@@ -10,7 +10,8 @@ import promql_parser
 import pytest
 import yaml
 
-from monitoring.dashboards import FOLDER, dashboards, text_of
+from monitoring.dashboards import FOLDER, dashboards, panels, text_of
+from monitoring.dashboards.frame import frame, in_rows, row
 from monitoring.dashboards.typescript import typescript
 from monitoring.panel_queries import panel_queries
 
@@ -99,3 +100,18 @@ def test_grafana_s_schema_accepts_every_field(tmp_path: Path) -> None:
         text=True,
     )
     assert checked.returncode == 0, checked.stdout[-4000:]
+
+
+def test_panels_of_a_row_share_its_width() -> None:
+    board = in_rows(
+        frame("uid", "title", "text"),
+        row(4, *(panels.lines(name, "", [("up", "")], "none") for name in "abc")),
+        row(7, panels.lines("d", "", [("up", "")], "none")),
+    ).build()
+    places = [panel.grid_pos for panel in board.panels or ()]
+    assert [(place.x, place.y, place.w, place.h) for place in places if place] == [
+        *((0, 0, 8, 4), (8, 0, 8, 4), (16, 0, 8, 4)),
+        (0, 4, 24, 7),
+    ]
+    with pytest.raises(ValueError, match="5 panels do not share 24 columns"):
+        row(4, *(panels.lines(name, "", [("up", "")], "none") for name in "abcde"))
