@@ -362,7 +362,7 @@ def test_sglang_s_own_requests_take_no_proxy(
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
     for name, value in (
-        *(("MODEL", "some/name"), ("CODEC", "bf16"), ("SGLANG_PLATFORM", "hiqcache_cpu")),
+        *(("MODEL", "some/name"), ("HIQCACHE_CODEC", "bf16"), ("SGLANG_PLATFORM", "hiqcache_cpu")),
         *(("http_proxy", "http://proxy:3128"), ("no_proxy", "intranet"), ("NO_PROXY", "")),
     ):
         monkeypatch.setenv(name, value)
