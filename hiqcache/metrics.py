@@ -135,6 +135,16 @@ class HostTierMetrics:
             "Sampled rows that differ from the GPU's by more than the codec's bound allows. "
             "Anything but 0 means damaged rows.",
         )
+        self.checksum_records = counter(
+            "hiqcache_checksum_records_total",
+            "Records (one per token and layer) whose sum was checked at their restore: 0 without "
+            "HIQCACHE_CHECKSUM=1.",
+        )
+        self.checksum_mismatches = counter(
+            "hiqcache_checksum_mismatches_total",
+            "Records that were restored otherwise than they were stored. Anything but 0 means "
+            "faulty memory, or a write where none may be.",
+        )
 
     def of(self, labels: PoolLabels, sglang_version: str) -> PoolMetrics:
         """The metrics of one pool; every series exists from here on, counters at zero."""
@@ -160,6 +170,8 @@ class PoolMetrics:
         self.restore_seconds = families.restore_seconds.labels(*labels)
         self.relative_error = families.relative_error.labels(*labels)
         self.excess_rows = families.excess_rows.labels(*labels)
+        self.checksum_records = families.checksum_records.labels(*labels)
+        self.checksum_mismatches = families.checksum_mismatches.labels(*labels)
         families.build_info.labels(*labels, __version__, sglang_version).set(1)
 
 

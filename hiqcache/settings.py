@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "HIQCACHE_TRANSFER": ("auto", "dma", "fused", "mover", "torch"),
     "HIQCACHE_SIZING": ("bytes", "tokens"),
     "HIQCACHE_METRICS": ("1", "0"),
+    "HIQCACHE_CHECKSUM": ("0", "1"),
     # Any version of SGLang: see _version.
     "HIQCACHE_ALLOW_SGLANG": (),
 }
@@ -39,6 +40,7 @@ class Settings:
         pool would have taken, and holds more tokens. ``tokens``: it holds the tokens that SGLang's
         own pool would have held, in fewer bytes. ``--hicache-size`` means bytes either way.
     metrics: whether the exporter runs.
+    checksum: whether every record is summed at its backup and checked at its restore.
     allow_sglang: another release of SGLang than HiQCache is tested with, which is served all the
         same if it keeps the contract (hiqcache/sglang/contract.py); empty: none.
     """
@@ -47,6 +49,7 @@ class Settings:
     transfer: str = "auto"
     sizing: str = "bytes"
     metrics: bool = True
+    checksum: bool = False
     allow_sglang: str = ""
 
     @property
@@ -86,6 +89,7 @@ class Settings:
             transfer=given.get("HIQCACHE_TRANSFER", "auto"),
             sizing=given.get("HIQCACHE_SIZING", "bytes"),
             metrics=given.get("HIQCACHE_METRICS", "1") == "1",
+            checksum=given.get("HIQCACHE_CHECKSUM", "0") == "1",
             allow_sglang=given.get("HIQCACHE_ALLOW_SGLANG", ""),
         )
         if not settings.quantises and settings.transfer != "auto":
@@ -93,6 +97,12 @@ class Settings:
                 f"HIQCACHE_TRANSFER={settings.transfer} does nothing with HIQCACHE_CODEC={STOCK}, "
                 "which keeps SGLang's own transfers. Set HIQCACHE_CODEC "
                 f"({', '.join(CODEC_NAMES)}) or unset HIQCACHE_TRANSFER."
+            )
+        if not settings.quantises and settings.checksum:
+            raise SettingsError(
+                f"HIQCACHE_CHECKSUM=1 does nothing with HIQCACHE_CODEC={STOCK}, which keeps "
+                f"SGLang's own transfers. Set HIQCACHE_CODEC ({', '.join(CODEC_NAMES)}) or unset "
+                "HIQCACHE_CHECKSUM."
             )
         if settings.transfer == "mover" and settings.codec != "int8":
             raise SettingsError(

@@ -56,6 +56,8 @@ def test_every_series_exists_before_anything_happened() -> None:
         "hiqcache_staging_bytes",
         "hiqcache_codec_relative_error_count",
         "hiqcache_codec_excess_rows_total",
+        "hiqcache_checksum_records_total",
+        "hiqcache_checksum_mismatches_total",
         "hiqcache_host_memory_available_bytes",
     ):
         assert values[name] == 0

@@ -18,9 +18,12 @@ def test_every_variable_is_read() -> None:
         "HIQCACHE_TRANSFER": "torch",
         "HIQCACHE_SIZING": "tokens",
         "HIQCACHE_METRICS": "0",
+        "HIQCACHE_CHECKSUM": "1",
         "HIQCACHE_ALLOW_SGLANG": "0.5.24.post1",
     }
-    assert Settings.from_env(env) == Settings("int8-rot", "torch", "tokens", False, "0.5.24.post1")
+    assert Settings.from_env(env) == Settings(
+        "int8-rot", "torch", "tokens", False, True, "0.5.24.post1"
+    )
 
 
 def test_an_empty_value_is_the_default() -> None:
@@ -33,6 +36,8 @@ def test_an_empty_value_is_the_default() -> None:
         ({"HIQCACHE_CODEC": "int7"}, "HIQCACHE_CODEC='int7': it must be one of bf16, int8, int8-"),
         ({"HIQCACHE_SIZING": "gb"}, "one of bytes, tokens"),
         ({"HIQCACHE_METRICS": "yes"}, "one of 1, 0"),
+        ({"HIQCACHE_CHECKSUM": "2"}, "one of 0, 1"),
+        ({"HIQCACHE_CHECKSUM": "1"}, "CHECKSUM=1 does nothing with HIQCACHE_CODEC=bf16"),
         ({"HIQCACHE_ALLOW_SGLANG": ">=0.5"}, "must be one version of SGLang"),
         ({"HIQCACHE_ALLOW_SGLANG": "any"}, "must be one version of SGLang"),
         ({"HIQCACHE_COODEC": "int8"}, "Did you mean HIQCACHE_CODEC"),

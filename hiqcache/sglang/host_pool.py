@@ -161,6 +161,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
             self.codec,
             Arena(self.kv_buffer, self.layout_of_records, self.page_num),
             as_blocks((self.device_k_buffers, self.device_v_buffers)),
+            checked=self.settings.checksum,
         )
 
     def backup_from_device_all_layer(

@@ -21,6 +21,7 @@ from hiqcache.settings import STOCK
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy, MHATokenToKVPoolHostINT8
 from hiqcache.sglang.row_sample import RowSampler
 from hiqcache.sglang.support import installed_sglang
+from hiqcache.transfers.checked import CheckedTransfer
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class _Observer:
         self.metrics.capacity_bytes.set(pool.size * self.token_bytes)
         self.metrics.bytes_per_token.set(self.token_bytes)
         self._staging = -1
+        self._checked = self._mismatches = 0
         self._memory_due = 0.0
         self.settle()
         self.occupancy()
@@ -138,6 +140,7 @@ class _Observer:
         self.backups.settle()
         self.restores.settle()
         self.samples.settle()
+        self._checksums()
         staging = staging_bytes(self._pool)
         if staging != self._staging:
             self._staging = staging
@@ -147,6 +150,16 @@ class _Observer:
             self._memory_due = now + _MEMORY_PERIOD
             available = available_host_memory_bytes(allow_cgroup_fallback=True)
             self.metrics.host_memory_available.set(available)
+
+    def _checksums(self) -> None:
+        """Count what a CheckedTransfer has found since the last time."""
+        transfer = getattr(self._pool, "transfer", None)
+        if isinstance(transfer, CheckedTransfer):
+            transfer.report()
+            checked, mismatches = transfer.checked, transfer.mismatches
+            self.metrics.checksum_records.inc(checked - self._checked)
+            self.metrics.checksum_mismatches.inc(mismatches - self._mismatches)
+            self._checked, self._mismatches = checked, mismatches
 
     def occupancy(self) -> None:
         self.metrics.used_tokens.set(self._pool.logical_size - self._pool.available_size())

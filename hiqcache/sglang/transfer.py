@@ -15,13 +15,19 @@ def build_transfer(
     codec: Codec,
     arena: Arena,
     device: Sequence[Sequence[torch.Tensor]],
+    checked: bool = False,
 ) -> Transfer:
     """The transfer called ``name``, which support.require_transfer has resolved.
 
-    ``device``: the pool's buffers by part and layer, as Transfer takes them.
+    ``device``: the pool's buffers by part and layer, as Transfer takes them. ``checked``: in a
+    CheckedTransfer.
 
     Each is imported where it is used: dma and fused need Triton, mover SGLang's JIT kernels.
     """
+    if checked:
+        from hiqcache.transfers.checked import CheckedTransfer
+
+        return CheckedTransfer(build_transfer(name, codec, arena, device))
     if name == "torch":
         from hiqcache.transfers.torch import TorchTransfer
 

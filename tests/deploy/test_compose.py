@@ -36,6 +36,9 @@ PROFILES = {
 }
 ALWAYS = {"prometheus", "grafana"}
 
+#: What SGLang's own pool refuses: it has no transfer to choose or to check.
+QUANTISED_ONLY = {"HIQCACHE_TRANSFER", "HIQCACHE_CHECKSUM"}
+
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
@@ -116,13 +119,13 @@ def test_the_names_that_prometheus_scrapes_exist(services: dict[str, Any], profi
 
 def test_paired_arms_differ_in_the_codec_alone(services: dict[str, Any]) -> None:
     for one, other in (("sglang-bf16", "sglang-int8"), ("sglang-bf16-gpu", "sglang-int8-gpu")):
-        # A transfer of HiQCache's is for the quantised pool, and refused without one.
-        assert "HIQCACHE_TRANSFER" not in services[one]["environment"]
+        # What is of HiQCache's own transfers is refused without one.
+        assert not QUANTISED_ONLY & set(services[one]["environment"])
         bf16, int8 = environment(services[one]), environment(services[other])
         assert (bf16.pop("HIQCACHE_CODEC"), int8.pop("HIQCACHE_CODEC")) == ("bf16", "int8")
         assert bf16 == int8
         passed_on = set(services[other]["environment"]) - set(services[one]["environment"])
-        assert passed_on == {"HIQCACHE_TRANSFER"}
+        assert passed_on == QUANTISED_ONLY
         for key in ("image", "mem_limit", "shm_size", "ulimits", "init"):
             assert services[one].get(key) == services[other].get(key)
 
@@ -295,8 +298,7 @@ def test_every_documented_variable_of_a_server_reaches_its_containers(
     named = {name for row in rows for name in row.split(", ")} - not_set
     assert {"MODEL", "HICACHE_RATIO", "HIQCACHE_TRANSFER"} <= named
     for name in ("sglang-bf16-gpu", "sglang-int8-gpu", "sglang-int8-serve"):
-        # SGLang's own pool has no transfer to choose, and refuses the variable.
-        own = {"HIQCACHE_TRANSFER"} if name == "sglang-bf16-gpu" else set()
+        own = QUANTISED_ONLY if name == "sglang-bf16-gpu" else set()
         assert named - own <= set(services[name]["environment"]), name
 
 

@@ -246,3 +246,24 @@ def test_staging_that_sglang_set_aside_is_counted(monkeypatch: pytest.MonkeyPatc
     given = (torch.zeros(8, 16), torch.zeros(8, 16))
     assert module.staging_bytes(host_pool(buffer_info(), write_back_staging=given)) == 1024
     assert module.staging_bytes(host_pool(buffer_info())) == 0
+
+
+@pytest.mark.parametrize("watched", [MHATokenToKVPoolHostINT8], indirect=True)
+def test_a_record_that_changed_is_counted(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the checksum mode."""
+    monkeypatch.setenv("HIQCACHE_CHECKSUM", "1")
+    watched.pool = host_pool(buffer_info(), cls=observed(MHATokenToKVPoolHostINT8))
+    slots = watched.backup(10)
+    watched.restore(slots)
+    assert watched.value("checksum_records_total") == 10 * LAYERS
+    assert watched.value("checksum_mismatches_total") == 0
+    watched.pool.kv_buffer[0] += 1
+    watched.restore(slots)
+    assert watched.value("checksum_mismatches_total") == 1
+
+
+def test_without_the_checksum_mode_nothing_is_summed(watched: Watched) -> None:
+    watched.restore(watched.backup(10))
+    assert watched.value("checksum_records_total") == 0

@@ -13,7 +13,7 @@ if not GPU:
     # Triton looks when a kernel is defined; another test may have imported the kernels before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("kernel_codec", "kernels"):
+        for name in ("kernel_codec", "kernels", "checksum_kernel"):
             importlib.reload(importlib.import_module(f"hiqcache.transfers.{name}"))
 
 
