@@ -49,6 +49,7 @@ class Probe:
     key: the cache key of this fill; "" before the first.
     reference: the answer from L1; None where the prompt must be filled (again).
     evicted: tokens that the server had evicted from L1 when it last used the prompt.
+    turn: the number of the last visit that was its; 0 before the first.
     """
 
     prompt: Prompt
@@ -56,6 +57,7 @@ class Probe:
     reference: tuple[Listed, ...] | None = None
     weights: str = ""
     evicted: int = 0
+    turn: int = 0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Watch:
     _push: Push | None = None
     _seen: Tiers | None = None
     _failed: bool = False
+    _turn: int = 0
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.plan.share)
@@ -116,13 +119,25 @@ class Watch:
         return busy
 
     def _next(self, tiers: Tiers) -> bool:
-        gone = [probe for probe in self.probes if probe.reference and _left_l1(probe, tiers)]
-        if gone:
-            self._compare(min(gone, key=lambda probe: probe.evicted))
-            return True
-        empty = [probe for probe in self.probes if probe.reference is None]
-        if empty and self.budget.fits(len(empty[0].prompt.tokens), tiers):
-            self._fill(empty[0])
+        ready = [
+            probe
+            for probe in self.probes
+            if (
+                self.budget.fits(len(probe.prompt.tokens), tiers)
+                if probe.reference is None
+                else _left_l1(probe, tiers)
+            )
+        ]
+        if ready:
+            # By turns: where L1 turns over between two visits, some prompt has always left it, and
+            # the others would never be filled.
+            probe = min(ready, key=lambda probe: probe.turn)
+            self._turn += 1
+            probe.turn = self._turn
+            if probe.reference is None:
+                self._fill(probe)
+            else:
+                self._compare(probe)
             return True
         waiting = [probe for probe in self.probes if probe.reference]
         if self._push is None or not waiting:

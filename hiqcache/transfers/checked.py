@@ -113,7 +113,7 @@ def record_sums(arena: Arena, slots: torch.Tensor, layer: int, layers: int) -> t
         if slots.device.type == "cuda":
             from hiqcache.transfers.checksum_kernel import add_sums
 
-            add_sums(sums, arena, plane, place, slots, layer)
+            add_sums(sums, arena, plane, place, WEIGHT, MASK, slots, layer)
             continue
         pages, within = slots // arena.layout.page_size, slots % arena.layout.page_size
         rows = arena.view(plane, torch.uint8, plane.row_bytes)

@@ -49,15 +49,20 @@ def _add_sums(
 
 
 def add_sums(
-    sums: torch.Tensor, arena: Arena, plane: Plane, place: int, slots: torch.Tensor, layer: int
+    sums: torch.Tensor,
+    arena: Arena,
+    plane: Plane,
+    place: int,
+    weight: int,
+    mask: int,
+    slots: torch.Tensor,
+    layer: int,
 ) -> None:
     """Add to ``sums`` (int64 ``[layers, tokens]``) those of ``plane``'s rows at ``slots``.
 
-    ``place``: where the rows begin in a record. ``layer``: the first of the layers. Enqueued on the
-    current stream.
+    ``place``: where the rows begin in a record, of which byte n counts ``n * weight & mask | 1``
+    times. ``layer``: the first of the layers. Enqueued on the current stream.
     """
-    from hiqcache.transfers.checked import MASK, WEIGHT
-
     layers, tokens = sums.shape
     if not tokens:
         return
@@ -65,5 +70,5 @@ def add_sums(
     _add_sums[(tokens, layers)](
         *(sums, arena.buffer, slots, tokens, arena.layout.page_size, plane.base),
         *(plane.page_stride, plane.layer_stride, plane.slot_stride, plane.row_bytes),
-        *(place, layer, WEIGHT, MASK, block),
+        *(place, layer, weight, mask, block),
     )

@@ -19,7 +19,8 @@ from hiqcache.canary.divergence import lumped_kl
 from hiqcache.canary.metrics import CanaryMetrics
 from hiqcache.canary.prompts import TOPICS, Prompt, texts
 from hiqcache.canary.push import Push
-from hiqcache.canary.server import Facts, ServerError, Tiers, tiers_of
+from hiqcache.canary.server import Client, Facts, ServerError, Tiers, tiers_of
+from hiqcache.canary.watch import Plan, Probe, Watch
 
 
 def logprobs(logits: list[float]) -> dict[int, float]:
@@ -141,6 +142,45 @@ def test_pushing_keeps_to_its_hour_and_to_l1_s_size() -> None:
     assert push.next(start + 1201) is None
     # A night of rest earns one round, not a night's worth.
     assert sum(push.next(start + 86400) is not None for _ in range(20)) == 4
+
+
+class Visited(Watch):
+    """Fills and compares nothing, and says whose turn it was."""
+
+    seen: list[str]
+    now: Tiers
+
+    def _fill(self, probe: Probe) -> None:
+        self.seen.append(f"fill {probe.prompt.name}")
+        probe.reference = ()
+
+    def _compare(self, probe: Probe) -> None:
+        self.seen.append(f"compare {probe.prompt.name}")
+        probe.evicted = self.now.evicted
+
+    def visit_at(self, evicted: int) -> None:
+        self.now = Tiers(200, 10_000, 100, evicted, evicted)
+        self._next(self.now)
+
+
+def test_every_prompt_has_its_turn_though_l1_turns_over_between_visits() -> None:
+    plan = Plan(0.5, 16, 2, 0, 0.01, {})
+    watch = Visited("a", Client("http://127.0.0.1:9"), plan, CanaryMetrics(CollectorRegistry()))
+    watch.seen = []
+    watch.probes = [Probe(Prompt(name, tuple(range(18)), 16)) for name in "abc"]
+    for visit in range(9):
+        watch.visit_at(1000 * visit)
+    assert watch.seen == [f"{what} {name}" for what in ("fill", *2 * ["compare"]) for name in "abc"]
+
+
+def test_a_prompt_still_in_l1_is_not_asked_for() -> None:
+    plan = Plan(0.5, 16, 2, 0, 0.01, {})
+    watch = Visited("a", Client("http://127.0.0.1:9"), plan, CanaryMetrics(CollectorRegistry()))
+    watch.seen = []
+    watch.probes = [Probe(Prompt("a", tuple(range(18)), 16))]
+    for evicted in (0, 100, 199, 200, 399):
+        watch.visit_at(evicted)
+    assert watch.seen == ["fill a", "compare a"]
 
 
 PAGE = """\

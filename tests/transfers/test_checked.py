@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench import REPOSITORY
 from hiqcache.transfers import checksum_kernel
-from hiqcache.transfers.checked import CheckedTransfer, _planes, record_sums
+from hiqcache.transfers.checked import MASK, WEIGHT, CheckedTransfer, _planes, record_sums
 from hiqcache.transfers.torch import TorchTransfer
 from tests.transfers.pools import Pool, Shape
 
@@ -128,7 +128,7 @@ def test_the_kernel_gives_the_same_sums(shape: Shape, device: torch.device) -> N
     slots, _ = pool.indices(37)
     sums = torch.zeros(1, 37, dtype=torch.int64, device=device)
     for plane, place in _planes(pool.arena):
-        checksum_kernel.add_sums(sums, pool.arena, plane, place, slots, 1)
+        checksum_kernel.add_sums(sums, pool.arena, plane, place, WEIGHT, MASK, slots, 1)
     assert torch.equal(sums.to(torch.int32).cpu(), record_sums(pool.arena, slots.cpu(), 1, 1))
 
 
