@@ -125,6 +125,15 @@ def test_one_package_imports_sglang(graph: dict[str, set[str]]) -> None:
     assert {each for each in importing if not each.startswith(IMPORTS_SGLANG)} == set()
 
 
+def test_nothing_depends_on_the_original_transfer(graph: dict[str, set[str]]) -> None:
+    """docs/limits.md says what it is kept for: one place builds it, and one compares it."""
+    kept = {"hiqcache.transfers.mover", "hiqcache.sglang.jit_mover"}
+    assert {module for module, imported in graph.items() if imported & kept} == {
+        "hiqcache.sglang.transfer",
+        "bench.transfers.contenders",
+    }
+
+
 def test_no_measurement_asks_its_servers_by_a_proxy(graph: dict[str, set[str]]) -> None:
     """direct_http is the client; what streams says trust_env=False itself."""
     by_proxy = {"requests", "urllib.request", "urllib3"}

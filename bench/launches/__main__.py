@@ -26,7 +26,11 @@ from bench.transfers.timing import pcie_ceiling
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.launches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--dma", action="store_true", help="the dma transfer, not the fused one")
     parser.add_argument(
         "--out", type=Path, help="default: results/h200/launches.json, with --dma launches_dma.json"

@@ -223,7 +223,11 @@ def _pages(given: str) -> tuple[int, ...]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transfers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, default=Path("results/h200/transfers.json"))
     parser.add_argument(
         "--pages", type=_pages, default=tuple(LENGTHS), help="page sizes, in this order"
