@@ -34,7 +34,8 @@ def setting(results: Path) -> str:
         f"{stock['l2_bytes'] / 1e9:.0f} GB of L2 per arm. The workload is one that L2's size "
         f"decides: {work['requests']} requests over {work['groups']} prefixes of "
         f"{work['prefix']:,} tokens, more than BF16's L2 holds and less than int8's, from empty "
-        "caches. Pages of one token. Brackets: 95 % intervals."
+        f"caches. Pages of {_tokens(summary['setup'].get('page_size', 1))}. Brackets: 95 % "
+        "intervals."
     )
 
 

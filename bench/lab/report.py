@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.lab import shards
 from bench.lab.environment import hardware
 from bench.lab.table import Table
 
@@ -41,7 +42,8 @@ def made_with(setup: dict[str, Any]) -> str:
     versions = environment["versions"]
     dummy = ", dummy weights" if setup["dummy_weights"] else ""
     return (
-        f"Made by `{setup['command']}` with {setup['model']}{dummy} on {hardware(environment)}; "
+        f"Made by `{setup['command']}` with {setup['model']}{dummy}{shards.described(setup)} on "
+        f"{hardware(environment)}; "
         f"SGLang {versions['sglang']}, torch {versions['torch']}, HiQCache {versions['hiqcache']} "
         f"({environment['commit'] or 'no commit'}), {environment['time']}."
     )

@@ -36,6 +36,10 @@ CPU_ARGS = (
     "--sleep-on-idle",
 )
 
+#: What SGLang's documentation recommends for HiCache on a GPU, and its defaults; named, so that a
+#: command says what it ran.
+GPU_ARGS = ("--hicache-mem-layout", "page_first", "--hicache-io-backend", "kernel")
+
 _PR_SET_PDEATHSIG = 1
 
 

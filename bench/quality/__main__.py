@@ -29,11 +29,12 @@ import torch
 from tqdm import tqdm
 
 from bench import REPOSITORY
-from bench.lab import environment
+from bench.lab import environment, shards
 from bench.lab.arms import Arm, arms_argument
 from bench.lab.models import prepare
 from bench.lab.server_metrics import RESTORED_BYTES, RESTORED_TOKENS, scrape
-from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, serving
+from bench.lab.servers import CPU_ARGS, CPU_ENV, GPU_ARGS, Server, ServerError, serving
+from bench.lab.shards import Shards
 from bench.lab.texts import TEXTS
 from bench.quality import report, summary
 from bench.quality.arm_run import (
@@ -62,7 +63,9 @@ def main() -> int:
     model = options.model or prepare()
     size = QUICK if options.quick else Size()
     try:
-        geometry = read_model(model).geometry
+        cut = shards.chosen(options, cpu=not _serves_on_gpu())
+        geometry = read_model(model, cut.tp_size).geometry
+        further = shards.further_arguments(options.server_args)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -72,7 +75,7 @@ def main() -> int:
     name = f"{model.name}-{options.dtype}" if options.dtype else model.name
     out = options.out or REPOSITORY / "results" / "quality" / name
     dtype = options.dtype or geometry.dtype
-    extra = ["--dtype", dtype, *shlex.split(options.server_args)]
+    extra = [*cut.args, "--dtype", dtype, *further]
     # Answers kept from before are only of use if the same would be measured again.
     made_with = environment.describe()
     made_by = [extra, made_with["versions"], made_with["gpus"], environment.config_digest(model)]
@@ -83,8 +86,9 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     try:
         for arm in options.arms:
-            _run(arm, model, geometry, prompts, work, extra)
-        result = _summarise(model, dtype, prompts, work, [arm.name for arm in options.arms])
+            _run(arm, model, geometry, prompts, work, extra, cut.page_size)
+        names = [arm.name for arm in options.arms]
+        result = _summarise(model, dtype, cut, prompts, work, names)
     except (InvalidRunError, ServerError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -112,6 +116,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: results/quality/<model>")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     parser.add_argument("--fresh", action="store_true", help="discard answers kept from before")
+    shards.add_arguments(parser)
     parser.add_argument("--server-args", default="", help="further SGLang arguments, quoted")
     return parser.parse_args()
 
@@ -124,7 +129,13 @@ def _prompts(model: Path, size: Size) -> Prompts:
 
 
 def _run(
-    arm: Arm, model: Path, geometry: KVGeometry, prompts: Prompts, work: Path, extra: list[str]
+    arm: Arm,
+    model: Path,
+    geometry: KVGeometry,
+    prompts: Prompts,
+    work: Path,
+    extra: list[str],
+    page_size: int,
 ) -> None:
     """Measure one arm, unless its rows are in the work folder."""
     rows_file, reference_file = work / f"{arm.file_name}.json", work / "reference.npz"
@@ -140,7 +151,7 @@ def _run(
     noise = len(prompts.windows) + len(prompts.windows) // 2 * 2
     passes = 2 * count + (noise if arm.name == "bf16" else 0)
     with serving(server), tqdm(total=passes, desc=arm.name, unit="request") as bar:
-        scorer = Scorer(server.url)
+        scorer = Scorer(server.url, page_size=page_size)
 
         def tick(step: str) -> None:
             bar.set_postfix_str(step, refresh=False)
@@ -153,7 +164,7 @@ def _run(
             reference = Reference.load(reference_file)
             fill_pass(scorer, prompts, tick)
         rows = restored_pass(scorer, prompts, reference, tick)
-        restored = _check_bytes(arm, geometry, server, rows)
+        restored = _check_bytes(arm.bytes_per_token(geometry, page_size), arm.name, server, rows)
         if arm.name == "bf16":
             _write(work / "batched.json", batched_pass(scorer, prompts, reference, tick))
             _write(work / "cold.json", cold_pass(scorer, prompts, reference, tick))
@@ -178,7 +189,7 @@ def _server(
         model,
         work / f"{arm.file_name}.log",
         (
-            *(() if gpu else CPU_ARGS),
+            *(GPU_ARGS if gpu else CPU_ARGS),
             *("--max-total-tokens", str(prompts.size.l1_tokens)),
             *("--hicache-size", str(gigabytes), "--skip-server-warmup"),
             *arm.args,
@@ -188,9 +199,11 @@ def _server(
     )
 
 
-def _check_bytes(arm: Arm, geometry: KVGeometry, server: Server, rows: Rows) -> dict[str, float]:
-    """What the server restored, in tokens and bytes; its codec's record proves which codec ran."""
-    expected = arm.bytes_per_token(geometry)
+def _check_bytes(expected: int, arm: str, server: Server, rows: Rows) -> dict[str, float]:
+    """What the server restored, in tokens and bytes; its codec's record proves which codec ran.
+
+    ``expected``: bytes per token.
+    """
     reported = sum(row["host"] for row in [*rows.windows, *rows.recalls])
     deadline = time.monotonic() + COUNTED_WITHIN_S
     while True:
@@ -202,7 +215,7 @@ def _check_bytes(arm: Arm, geometry: KVGeometry, server: Server, rows: Rows) -> 
         time.sleep(0.2)
     if tokens < reported or moved != tokens * expected:
         raise InvalidRunError(
-            f"INVALID RUN: {arm.name} restored {tokens:.0f} tokens in {moved:.0f} bytes, where its "
+            f"INVALID RUN: {arm} restored {tokens:.0f} tokens in {moved:.0f} bytes, where its "
             f"requests reported {reported} tokens and its layout takes {expected} bytes a token."
         )
     return {"tokens": tokens, "bytes": moved, "bytes_per_token": moved / tokens}
@@ -215,7 +228,12 @@ def _write(file: Path, rows: Rows, **more: Any) -> None:
 
 
 def _summarise(
-    model: Path, dtype: str, prompts: Prompts, work: Path, names: Sequence[str]
+    model: Path,
+    dtype: str,
+    cut: Shards,
+    prompts: Prompts,
+    work: Path,
+    names: Sequence[str],
 ) -> dict[str, Any]:
     rows = {
         name: json.loads((work / f"{name}.json").read_text())
@@ -244,6 +262,7 @@ def _summarise(
     return {
         "model": model.name,
         "dtype": dtype,
+        **cut._asdict(),
         "command": shlex.join(["python", "-m", "bench.quality", *sys.argv[1:]]),
         "environment": environment.describe(),
         "size": asdict(prompts.size),

@@ -89,7 +89,7 @@ def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> Reference:
     for window in prompts.windows:
         scorer.fill(window.tokens[: window.prefix])
         hot.append(_ask(scorer, window))
-        _require("device", window.prefix, hot[-1])
+        _require("device", scorer.cached_of(window.prefix), hot[-1])
         tick("reference")
     recalls: dict[int, Scored] = {}
     # List by list, so that a list stays in L1 from its first question to its last.
@@ -101,7 +101,7 @@ def reference_pass(scorer: Scorer, prompts: Prompts, tick: Tick) -> Reference:
             scorer.fill(recall.prefix)
             previous = recall.prefix
         recalls[index] = _recall(scorer, recall)
-        _require("device", len(recall.prefix), recalls[index])
+        _require("device", scorer.cached_of(len(recall.prefix)), recalls[index])
         tick("reference")
     return Reference(hot, [recalls[i] for i in range(len(prompts.recalls))])
 
@@ -121,12 +121,12 @@ def restored_pass(scorer: Scorer, prompts: Prompts, reference: Reference, tick: 
     rows = Rows()
     for window, expected in zip(prompts.windows, reference.windows, strict=True):
         scored = _ask(scorer, window)
-        _require("host", window.prefix, scored)
+        _require("host", scorer.cached_of(window.prefix), scored)
         rows.windows.append(compare(window, expected, scored, prompts))
         tick("restored")
     for recall, expected in zip(prompts.recalls, reference.recalls, strict=True):
         scored = _recall(scorer, recall)
-        _require("host", len(recall.prefix), scored)
+        _require("host", scorer.cached_of(len(recall.prefix)), scored)
         rows.recalls.append(_recall_row(recall, expected, scored))
         tick("restored")
     return rows
@@ -211,9 +211,9 @@ def _require(tier: str, prefix: int, scored: Scored) -> None:
     found = scored.host if tier == "host" else scored.device
     if found < FROM_TIER * prefix:
         raise InvalidRunError(
-            f"INVALID RUN: of a prefix of {prefix} tokens, {scored.device} came from L1 (device) "
-            f"and {scored.host} from L2 (host), where at least {FROM_TIER:.0%} must come from "
-            f"{tier}. "
+            f"INVALID RUN: of a prefix of {prefix} tokens in whole pages, {scored.device} came "
+            f"from L1 (device) and {scored.host} from L2 (host), where at least {FROM_TIER:.0%} "
+            f"must come from {tier}. "
             + (
                 "The prefix was still in L1, or L2 had lost it: lower the server's "
                 "--max-total-tokens or raise its --hicache-size."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.lab import shards
 from bench.lab.environment import hardware
 from bench.lab.texts import TEXTS
 
@@ -62,7 +63,7 @@ def markdown(summary: dict[str, Any]) -> str:
         "key-value: answers whose every token was the model's "
         "first choice, and in brackets how many the reference got. "
         f"Texts: {titles}; {size['windows']} windows each, {size['prefix']} tokens restored, "
-        f"{size['suffix']} scored.",
+        f"{size['suffix']} scored{shards.described(summary)}.",
         "",
         *_promises(met, share),
         "",

@@ -41,11 +41,19 @@ class Scored:
 
 
 class Scorer:
-    """Scores suffixes on one server, one request at a time: shapes decide the last bits."""
+    """Scores suffixes on one server, one request at a time: shapes decide the last bits.
 
-    def __init__(self, url: str, timeout: float = 600) -> None:
+    page_size: the server's; of a prefix, whole pages are cached.
+    """
+
+    def __init__(self, url: str, timeout: float = 600, page_size: int = 1) -> None:
         self._url = url
         self._timeout = timeout
+        self._page_size = page_size
+
+    def cached_of(self, prefix: int) -> int:
+        """How much of a prefix of ``prefix`` tokens a tier can hold."""
+        return prefix // self._page_size * self._page_size
 
     def score(
         self,

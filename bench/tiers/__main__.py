@@ -5,16 +5,16 @@
 An experiment is called by what it holds constant; the sweep holds the bytes too, and varies the
 working set.
 
-MODEL, HICACHE_GB, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the environment set the
-defaults of the options with those names; --plan says how long it will take. All servers of an
-experiment are up at once, so that the host holds L2 for each, and 10 GiB that SGLang leaves free.
-They take load one at a time, in an order that is turned round from repeat to repeat, and in the
-sweep in turns of as many requests as run at once; caches are flushed before each run. Every run is
-a line of DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes on where it
-stopped. A run whose server is not what its layout says, or in which this process itself was held
-up, is kept, marked, left out of every figure, and repeated next time; the bench then ends with a
-non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are marked in that Grafana afterwards
-(monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
+MODEL, HICACHE_GB, PAGE_SIZE, TP_SIZE, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the
+environment set the defaults of the options with those names; --plan says how long it will take.
+All servers of an experiment are up at once, so that the host holds L2 for each, and 10 GiB that
+SGLang leaves free. They take load one at a time, in an order that is turned round from repeat to
+repeat, and in the sweep in turns of as many requests as run at once; caches are flushed before each
+run. Every run is a line of DIR/runs.jsonl as soon as it is over, so that an interrupted bench goes
+on where it stopped. A run whose server is not what its layout says, or in which this process itself
+was held up, is kept, marked, left out of every figure, and repeated next time; the bench then ends
+with a non-zero status. With GRAFANA_URL and GRAFANA_TOKEN, the runs are marked in that Grafana
+afterwards (monitoring.grafana_api, by the Python of GRAFANA_PYTHON).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from bench import REPOSITORY
-from bench.lab import environment
+from bench.lab import environment, shards
 from bench.lab.arms import NAMES, arms_named
 from bench.lab.client import BenchError
 from bench.lab.models import prepare
@@ -60,9 +60,6 @@ DEFAULT_ARMS = {
     "sweep": "bf16,int8",
 }
 
-#: How SGLang spells tensor parallelism.
-TP_ARGS = ("--tp-size", "--tp", "--tensor-parallel-size")
-
 
 def main() -> int:
     options = _options()
@@ -79,9 +76,9 @@ def main() -> int:
     log = RunLog(options.out / "runs.jsonl", _setup(bench))
     if log.foreign:
         print(
-            f"{options.out}/runs.jsonl holds {log.foreign} runs with another model, L2, SGLang "
-            "arguments, versions or hardware, which must not share a report with these: name "
-            "another folder (--out, make bench OUT=DIR) or move that file away.",
+            f"{options.out}/runs.jsonl holds {log.foreign} runs with another model, L2, page size, "
+            "ranks, SGLang arguments, versions or hardware, which must not share a report with "
+            "these: name another folder (--out, make bench OUT=DIR) or move that file away.",
             file=sys.stderr,
         )
         return 2
@@ -128,13 +125,14 @@ def _options() -> argparse.Namespace:
         "--model", type=Path, default=env.get("MODEL") or None, help="a local model folder"
     )
     parser.add_argument("--hicache-gb", type=int, default=int(env.get("HICACHE_GB") or 0))
+    shards.add_arguments(parser, env)
     parser.add_argument("--repeats", type=int, default=int(env.get("REPEATS") or 4))
     parser.add_argument("--arms", default=env.get("ARMS") or None, help=f"bf16 and others: {NAMES}")
     parser.add_argument("--cpu", action="store_true", help="a small scale, SGLang on the CPU")
     parser.add_argument(
         "--server-args",
         default=env.get("SERVER_ARGS", ""),
-        help="further SGLang arguments, quoted; no tensor parallelism",
+        help="further SGLang arguments, quoted",
     )
     parser.add_argument("--budget", type=float, help="seconds after which no run is started")
     parser.add_argument(
@@ -164,20 +162,16 @@ def _slug() -> str:
 
 def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
     model = options.model or prepare()
-    geometry = read_model(model).geometry
-    scale = CPU if options.cpu else GPU
+    cut = shards.chosen(options, options.cpu)
+    geometry = read_model(model, cut.tp_size).geometry
+    scale = replace(CPU if options.cpu else GPU, shards=cut)
     if options.hicache_gb:
         scale = replace(scale, l2_gigabytes=options.hicache_gb)
     if options.out is None:
         size = f"{scale.l2_gigabytes}gb" if scale.l2_gigabytes else "small"
         name = f"{'cpu' if options.cpu else _slug()}-{model.name}-{size}"
         options.out = REPOSITORY / "results" / name
-    server_args = tuple(shlex.split(options.server_args))
-    if any(given.split("=")[0] in TP_ARGS for given in server_args):
-        raise ValueError(
-            "the bench compares servers of one rank: leave out --tp-size. What a rank of a larger "
-            "server holds: hiqcache plan --tp N."
-        )
+    server_args = shards.further_arguments(options.server_args)
     names = [name.strip() for name in options.experiments.split(",") if name.strip()]
     plans = []
     for name in names:
@@ -227,6 +221,7 @@ def _setup(bench: Bench) -> dict[str, Any]:
         "model": bench.model.name,
         "model_config": environment.config_digest(bench.model),
         "l2_gigabytes": bench.scale.l2_gigabytes,
+        **bench.scale.shards._asdict(),
         "dummy_weights": "dummy" in bench.server_args,
         "server_args": list(bench.server_args),
         "command": shlex.join(["python", "-m", "bench.tiers", *sys.argv[1:]]),
@@ -236,12 +231,13 @@ def _setup(bench: Bench) -> dict[str, Any]:
 
 def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
     for plan in plans:
+        ranks = f"{bench.scale.shards.tp_size} ranks per server"
         arms = ", ".join(
             f"{arm.name} ({plan.capacity(arm, bench.geometry):,} tokens)" for arm in plan.arms
         )
         print(
-            f"{plan.name}: L1 {plan.l1_tokens:,} tokens; L2 {arms}; "
-            f"about {plan.seconds(bench.geometry) / 60:.1f} min"
+            f"{plan.name}: pages of {plan.scale.page_size}, {ranks}; L1 {plan.l1_tokens:,} tokens; "
+            f"L2 {arms}; about {plan.seconds(bench.geometry) / 60:.1f} min"
         )
         for point in plan.points:
             print(

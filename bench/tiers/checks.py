@@ -39,7 +39,7 @@ def reasons_invalid(
     capacity, expected = after.get(CAPACITY), experiment.capacity(arm, geometry)
     if capacity != expected:
         reasons.append(f"L2 holds {capacity} tokens where the layout gives {expected}")
-    layout = arm.bytes_per_token(geometry)
+    layout = experiment.bytes_per_token(arm, geometry)
     for what, tokens_name, bytes_name in (
         ("restored", RESTORED_TOKENS, RESTORED_BYTES),
         ("stored", STORED_TOKENS, STORED_BYTES),

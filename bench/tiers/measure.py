@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bench.lab.arms import Arm
 from bench.lab.client import Client, Timing, closed_loop, undisturbed
-from bench.lab.servers import CPU_ARGS, CPU_ENV, Server
+from bench.lab.servers import CPU_ARGS, CPU_ENV, GPU_ARGS, Server
 from bench.tiers.checks import deltas, reasons_disturbed, reasons_invalid
 from bench.tiers.plan import WARM_UP_S, Experiment, Point, Scale
 from bench.tiers.progress import Progress
@@ -28,7 +28,7 @@ TURN_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, where, and with what."""
+    """What is measured, where, and with what. geometry: of one rank."""
 
     model: Path
     geometry: KVGeometry
@@ -44,7 +44,7 @@ class Bench:
             self.model,
             self.logs / f"{plan.name}-{arm.file_name}.log",
             (
-                *(CPU_ARGS if self.cpu else ()),
+                *(CPU_ARGS if self.cpu else GPU_ARGS),
                 *plan.server_args(arm, self.geometry),
                 *self.server_args,
             ),
@@ -201,6 +201,6 @@ def _described(bench: Bench, plan: Experiment, due: Due, arm: Arm) -> dict[str, 
         },
         "l1_tokens": plan.l1_of(arm),
         "l2_tokens": plan.capacity(arm, bench.geometry),
-        "bytes_per_token": arm.bytes_per_token(bench.geometry),
+        "bytes_per_token": plan.bytes_per_token(arm, bench.geometry),
         "stock_tokens": bench.scale.stock_tokens(bench.geometry),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from bench.lab.arms import Arm
+from bench.lab.shards import CPU_PAGE_SIZE, GPU_PAGE_SIZE, Shards
 from hiqcache.geometry import KVGeometry
 from hiqcache.record import tokens_in_gigabytes
 from loadtest.workloads.base import TOKEN_IDS
@@ -39,6 +40,7 @@ class Speed(NamedTuple):
 class Scale:
     """Sizes that fit a machine.
 
+    shards: how servers cut KV; tokens are those of a server, bytes those of a rank.
     l2_gigabytes: ``--hicache-size``; None: ``l2_ratio`` times L1 in BF16's bytes.
     prefix, suffix, output: tokens of a request; requests: of one measured run of the sweep (the
         other experiments deal every group DEALS).
@@ -46,6 +48,7 @@ class Scale:
     """
 
     l1_tokens: int
+    shards: Shards
     l2_gigabytes: int | None
     l2_ratio: float
     prefix: int
@@ -57,16 +60,27 @@ class Scale:
     prefixes: tuple[int, ...]
     speed: Speed
 
+    @property
+    def page_size(self) -> int:
+        """Tokens per page, of both tiers."""
+        return self.shards.page_size
+
     def stock_tokens(self, geometry: KVGeometry) -> int:
         """Tokens that BF16 holds in L2."""
         if self.l2_gigabytes is not None:
-            return tokens_in_gigabytes(self.l2_gigabytes, geometry.stock_bytes_per_token)
-        return int(self.l1_tokens * self.l2_ratio) + 1
+            stock = geometry.stock_bytes_per_token
+            return tokens_in_gigabytes(self.l2_gigabytes, stock, self.page_size)
+        return self.pages(self.l1_tokens * self.l2_ratio)
+
+    def pages(self, tokens: float) -> int:
+        """Tokens of a pool that SGLang sizes for ``tokens``: whole pages, and one to pad."""
+        return (int(tokens) // self.page_size + 1) * self.page_size
 
 
 #: An H200 with Qwen3-8B; the speeds are rough, from a prototype's runs there.
 GPU = Scale(
     l1_tokens=16_384,
+    shards=Shards(GPU_PAGE_SIZE),
     l2_gigabytes=8,
     l2_ratio=0.0,
     prefix=2048,
@@ -81,6 +95,7 @@ GPU = Scale(
 #: Two cores with SmolLM2-135M.
 CPU = Scale(
     l1_tokens=1024,
+    shards=Shards(CPU_PAGE_SIZE),
     l2_gigabytes=None,
     l2_ratio=3.0,
     prefix=256,
@@ -161,8 +176,9 @@ class Experiment:
     def server_args(self, arm: Arm, geometry: KVGeometry) -> tuple[str, ...]:
         """The SGLang arguments that set the sizes of both tiers."""
         return (
+            *self.scale.shards.args,
             *("--max-total-tokens", str(self.l1_of(arm))),
-            *self._l2_args(geometry),
+            *self._l2_args(arm, geometry),
             *arm.args,
         )
 
@@ -175,12 +191,21 @@ class Experiment:
         """L1 in tokens: the same bytes for every arm, so more tokens where the GPU keeps FP8."""
         return self.l1_tokens * 2 // arm.kv_item_bytes
 
-    def _l2_args(self, geometry: KVGeometry) -> tuple[str, str]:
+    def _l2_args(self, arm: Arm, geometry: KVGeometry) -> tuple[str, str]:
         if self.scale.l2_gigabytes is not None and not self.same_tokens:
             return ("--hicache-size", str(self.scale.l2_gigabytes))
+        return ("--hicache-ratio", repr(self._ratio(arm, geometry)))
+
+    def _ratio(self, arm: Arm, geometry: KVGeometry) -> float:
+        # Of the arm's own L1 for the same tokens; of BF16's for the same bytes.
+        l1_tokens = self.l1_of(arm) if self.same_tokens else self.l1_tokens
         # The half keeps the product's whole part clear of rounding; SGLang adds one page.
-        tokens = self.scale.stock_tokens(geometry) - 1 + 0.5
-        return ("--hicache-ratio", repr(tokens / self.l1_tokens))
+        tokens = self.scale.stock_tokens(geometry) - self.scale.page_size + 0.5
+        return tokens / l1_tokens
+
+    def bytes_per_token(self, arm: Arm, geometry: KVGeometry) -> int:
+        """Bytes of L2 that the arm's layout gives a token at this page size."""
+        return arm.bytes_per_token(geometry, self.scale.page_size)
 
     def capacity(self, arm: Arm, geometry: KVGeometry) -> int:
         """Tokens that the arm's L2 must hold; a run on any other number is invalid."""
@@ -188,10 +213,12 @@ class Experiment:
         if self.same_tokens:
             return stock
         if self.scale.l2_gigabytes is not None:
-            return tokens_in_gigabytes(self.scale.l2_gigabytes, arm.bytes_per_token(geometry))
+            ours, size = self.bytes_per_token(arm, geometry), self.scale.page_size
+            return tokens_in_gigabytes(self.scale.l2_gigabytes, ours, size)
         if not arm.quantises:
-            return stock * 2 // arm.kv_item_bytes
-        return stock * geometry.stock_bytes_per_token // arm.bytes_per_token(geometry)
+            return self.scale.pages(self.l1_of(arm) * self._ratio(arm, geometry))
+        page = self.bytes_per_token(arm, geometry) * self.scale.page_size
+        return stock * geometry.stock_bytes_per_token // page * self.scale.page_size
 
     def seconds(self, geometry: KVGeometry) -> float:
         """About how long all of it takes, servers included."""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.lab.shards import Shards
+
 Run = dict[str, Any]
 
 
@@ -39,7 +41,7 @@ class RunLog:
 
     @property
     def foreign(self) -> int:
-        """Runs with another model, L2, SGLang arguments, versions or hardware."""
+        """Runs with another model, L2, page size, ranks, SGLang arguments, versions or hardware."""
         return len(self.runs) - len(self._own())
 
     def latest(self) -> list[Run]:
@@ -91,8 +93,9 @@ def _key(run: Run) -> tuple[str, str, int, str]:
 
 
 def _identity(setup: dict[str, Any]) -> str:
-    # The middle two are younger than the first results.
+    # Some are younger than the first results, which had one rank and pages of one token.
     names = ("model", "model_config", "l2_gigabytes", "server_args")
-    kept = {key: setup.get(key) for key in names}
+    cut = Shards(setup.get("page_size", 1), setup.get("tp_size", 1))
+    kept = {**cut._asdict(), **{key: setup.get(key) for key in names}}
     hardware = {key: setup["environment"][key] for key in ("versions", "cpu", "gpus")}
     return json.dumps([kept, hardware], sort_keys=True)

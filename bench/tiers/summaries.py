@@ -127,8 +127,9 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
         return float(sum(metric.get(name, 0.0) for metric in metrics))
 
     restored = total("sglang:load_back_tokens_total")
-    # HiQCache's exporter times both arms alike; SGLang's own times transfers on CUDA alone.
-    seconds = total("hiqcache_restore_seconds_sum")
+    # HiQCache's exporter times both arms alike, on every rank; SGLang's own times transfers on CUDA
+    # alone, and counts those of one rank.
+    seconds, timed = total("hiqcache_restore_seconds_sum"), total("hiqcache_restore_tokens_total")
     return {
         "runs": len(runs),
         "requests": sum(len(run["requests"]) for run in runs),
@@ -145,7 +146,7 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
         "output_tokens_per_s": float(np.mean([_throughput(run) for run in runs])),
         "restored_tokens": restored,
         "restore_s": seconds,
-        "restore_ms_per_1000_tokens": seconds * 1e6 / restored if restored and seconds else None,
+        "restore_ms_per_1000_tokens": seconds * 1e6 / timed if timed and seconds else None,
         "ttft_quantiles_ms": np.percentile(np.concatenate(samples), QUANTILES).tolist(),
     }
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench import REPOSITORY
-from bench.lab import environment
+from bench.lab import environment, shards
 from bench.lab.arms import Arm, arms_named
 from bench.lab.bootstrap import bootstrap, bootstrap_pairs
 from bench.lab.client import BenchError, Client, Timing
@@ -40,7 +40,7 @@ from bench.tiers.checks import reasons_invalid
 from bench.tiers.measure import Bench, turns
 from bench.tiers.plan import CPU, GPU, Experiment, Point
 from bench.tiers.settle import settled, warm_up
-from bench.traces.two_tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
+from bench.traces.two_tiers import PAGE_SPARE, RESTORE_AT_LEAST, Hit, TwoTierCache, pages_of
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Trace
@@ -68,10 +68,21 @@ def mean(sample: NDArray[np.float64]) -> float:
     return float(sample.mean())
 
 
-def simulate(asked: Sequence[Sequence[int]], l1_tokens: int, l2_tokens: int) -> list[Hit]:
-    """What each prompt hits in both tiers."""
-    cache = TwoTierCache(l1_tokens, l2_tokens, RESTORE_AT_LEAST)
-    return [cache.request(prompt) for prompt in asked]
+def simulate(
+    asked: Sequence[Sequence[int]], l1_tokens: int, l2_tokens: int, page_size: int = 1
+) -> list[Hit]:
+    """What each prompt hits in both tiers, in tokens."""
+    cache = TwoTierCache(
+        l1_tokens // page_size,
+        l2_tokens // page_size,
+        -(-RESTORE_AT_LEAST // page_size),
+        spare=PAGE_SPARE if page_size > 1 else 0,
+    )
+    hits = (
+        cache.request(pages_of(prompt, page_size), scratch=1 if len(prompt) % page_size else 0)
+        for prompt in asked
+    )
+    return [Hit(*(page_size * units for units in hit)) for hit in hits]
 
 
 #: Timings of all prompts, and the server's metrics before and after.
@@ -111,7 +122,7 @@ def summary_of(
     tokens = sum(timing.prompt for timing in timings)
     device, host = (sum(getattr(t, tier) for t in timings) for tier in ("device", "host"))
     l2_tokens = plan.capacity(arm, geometry)
-    expected = simulate(asked, plan.l1_of(arm), l2_tokens)
+    expected = simulate(asked, plan.l1_of(arm), l2_tokens, plan.scale.page_size)
     equal = sum((t.device, t.host) == hit for t, hit in zip(timings, expected, strict=True))
     ttft, controls = (
         np.array([1000 * timing.ttft for timing in each]) for each in (timings, control)
@@ -120,7 +131,7 @@ def summary_of(
         "arm": arm.name,
         "l1_tokens": plan.l1_of(arm),
         "l2_tokens": l2_tokens,
-        "bytes_per_token": arm.bytes_per_token(geometry),
+        "bytes_per_token": plan.bytes_per_token(arm, geometry),
         "prompt_tokens": tokens,
         "device": device / tokens,
         "host": host / tokens,
@@ -157,6 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--block-tokens", type=int, help="tokens that stand for a block of 512")
     parser.add_argument("--max-input-tokens", type=int, help="after that")
+    shards.add_arguments(parser)
     parser.add_argument("--l1-tokens", type=int)
     parser.add_argument("--l2-tokens", type=int, help="BF16's; others have the same bytes")
     parser.add_argument("--server-args", default="", help="further SGLang arguments, quoted")
@@ -187,17 +199,21 @@ def _run(options: argparse.Namespace) -> int:
             "larger than L1"
         )
     model = options.model or prepare()
-    geometry = read_model(model).geometry
+    cut = shards.chosen(options, cpu)
+    geometry = read_model(model, cut.tp_size).geometry
     arms = tuple(arms_named(options.arms))
+    if l1_tokens % cut.page_size:
+        options.parser.error(f"L1 of {l1_tokens} tokens must be whole pages of {cut.page_size}")
     scale = replace(
         CPU if cpu else GPU,
+        shards=cut,
         l1_tokens=l1_tokens,
         l2_gigabytes=None,
         l2_ratio=l2_tokens / l1_tokens,
     )
     plan = Experiment("replay", arms, l1_tokens, False, (), scale)
     asked = prompts(Trace(options.trace), options.requests, block, longest)
-    server_args = tuple(shlex.split(options.server_args))
+    server_args = shards.further_arguments(options.server_args)
     bench = Bench(model, geometry, scale, cpu, server_args, REPOSITORY / ".cache" / "bench")
     servers = [bench.server(plan, arm) for arm in arms]
     with serving(*servers, timeout=600):
@@ -214,6 +230,7 @@ def _run(options: argparse.Namespace) -> int:
         "setup": {
             "model": model.name,
             "dummy_weights": "dummy" in server_args,
+            **cut._asdict(),
             "command": _command(options, sys.argv[2:]),
             "environment": environment.describe(),
         },

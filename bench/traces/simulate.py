@@ -23,7 +23,7 @@ from bench import REPOSITORY
 from bench.lab import environment
 from bench.lab.arms import arm_named
 from bench.lab.shapes import QWEN3_8B
-from bench.traces.two_tiers import TwoTierCache
+from bench.traces.two_tiers import PAGE_SPARE, TwoTierCache
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Line, Trace
@@ -49,7 +49,7 @@ def hit_ratio(lines: Iterable[Line], l1_tokens: int, l2_tokens: int) -> dict[str
 
     Raises ValueError for a prompt that L1 cannot hold.
     """
-    cache = TwoTierCache(l1_tokens // BLOCK_TOKENS, l2_tokens // BLOCK_TOKENS)
+    cache = TwoTierCache(l1_tokens // BLOCK_TOKENS, l2_tokens // BLOCK_TOKENS, spare=PAGE_SPARE)
     prompt = device = host = 0
     for line in lines:
         whole, partial = divmod(line.input_length, BLOCK_TOKENS)

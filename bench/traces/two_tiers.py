@@ -21,11 +21,15 @@ somewhat less of it. tests/bench/traces compares this with a real server, reques
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 #: SGLang restores nothing shorter (UnifiedRadixCache.load_back_threshold), in tokens.
 RESTORE_AT_LEAST = 10
+
+
+#: Where a unit is a page, SGLang frees one more than it takes (alloc_paged_token_slots_extend).
+PAGE_SPARE = 1
 
 
 class Hit(NamedTuple):
@@ -38,10 +42,10 @@ class Hit(NamedTuple):
 class _Node:
     __slots__ = ("children", "device", "device_children", "host", "key", "parent", "pinned", "time")
 
-    def __init__(self, key: tuple[int, ...], parent: _Node | None) -> None:
+    def __init__(self, key: tuple[Hashable, ...], parent: _Node | None) -> None:
         self.key = key
         self.parent = parent
-        self.children: dict[int, _Node] = {}
+        self.children: dict[Hashable, _Node] = {}
         self.device_children = 0
         self.device = False
         self.host = False
@@ -73,22 +77,24 @@ class TwoTierCache:
     """L1 of ``device`` units over L2 of ``host`` units.
 
     restore_at_least: the shortest prefix that is restored, in units.
+    spare: what L1 frees for a request beyond what it takes, if it can (PAGE_SPARE).
     """
 
-    def __init__(self, device: int, host: int, restore_at_least: int = 1) -> None:
+    def __init__(self, device: int, host: int, restore_at_least: int = 1, spare: int = 0) -> None:
         if device < 1 or host < 0:
             raise ValueError(f"L1 needs at least 1 unit and L2 at least 0: {device}, {host}")
         self.device_free = device
         self.host_free = host
         self._device = device
         self._restore_at_least = max(1, restore_at_least)
+        self._spare = spare
         self._root = _Node((), None)
         self._root.device = True
         self._clock = 0
         self._device_leaves = _Leaves()
         self._host_leaves = _Leaves()
 
-    def request(self, prompt: Sequence[int], scratch: int = 0) -> Hit:
+    def request(self, prompt: Sequence[Hashable], scratch: int = 0) -> Hit:
         """Serve one prompt: match, restore, compute the rest, keep it.
 
         ``scratch`` units of L1 hold what is computed but not kept (a last, partial page).
@@ -106,7 +112,7 @@ class TwoTierCache:
         if host and (host < self._restore_at_least or not self._restore(evicted, host)):
             self._pin(evicted, False)
             path, host = [node for node in path if node.device], 0
-        self._make_room(len(key) - device - host + scratch)
+        self._make_room(len(key) - device - host + scratch + self._spare)
         self._pin(path, False)
         self._insert(key)
         return Hit(device, host)
@@ -115,7 +121,7 @@ class TwoTierCache:
         self._clock += 1
         return self._clock
 
-    def _match(self, key: tuple[int, ...]) -> list[_Node]:
+    def _match(self, key: tuple[Hashable, ...]) -> list[_Node]:
         node, offset = self._root, 0
         path: list[_Node] = []
         while offset < len(key) and (child := node.children.get(key[offset])) is not None:
@@ -197,7 +203,7 @@ class TwoTierCache:
             del parent.children[node.key[0]]
         self._offer(parent)
 
-    def _insert(self, key: tuple[int, ...]) -> None:
+    def _insert(self, key: tuple[Hashable, ...]) -> None:
         node, offset = self._root, 0
         while offset < len(key) and (child := node.children.get(key[offset])) is not None:
             shared = _shared(child.key, key, offset)
@@ -248,7 +254,15 @@ class TwoTierCache:
         return True
 
 
-def _shared(left: tuple[int, ...], right: tuple[int, ...], offset: int) -> int:
+def pages_of(prompt: Sequence[int], page_size: int) -> list[Hashable]:
+    """The whole pages of a prompt: what a cache of such pages keeps of it."""
+    if page_size == 1:
+        return list(prompt)
+    whole = len(prompt) // page_size * page_size
+    return [tuple(prompt[at : at + page_size]) for at in range(0, whole, page_size)]
+
+
+def _shared(left: tuple[Hashable, ...], right: tuple[Hashable, ...], offset: int) -> int:
     """Units that ``left`` and ``right`` from ``offset`` on have in common."""
     end = min(len(left), len(right) - offset)
     if left[:end] == right[offset : offset + end]:

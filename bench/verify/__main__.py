@@ -2,8 +2,8 @@
 
 Starts one server an arm and, on each:
 
-capacity  reads tokens and bytes per token of L2 from the running server; the bytes must be those
-          that the arm's layout gives, on every rank.
+capacity  reads L2's tokens, bytes per token, codec and transfer from the running server: they must
+          be what the arm's layout and name give, on every rank.
 exact     long prompts, one at a time: the answer from a restored prefix against the same request
           while its prefix was still in L1 as computed. The same shapes run, so what is stored as it
           is must be equal, and what is quantised must not be.
@@ -22,34 +22,33 @@ mismatch where another prompt's reference is nearer than its own, and ``bound``,
 cannot be, half of the distance between the two closest.
 ``median_change_restored`` beside ``one_token`` shows rows that were torn throughout.
 
-    python -m bench.verify --model DIR --arms bf16,int8,int8:mover --out FILE [-- SGLANG ARGS]
+    python -m bench.verify --model DIR --arms bf16,int8:dma,int8:fused --out FILE [-- SGLANG ARGS]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.lab import environment
+from bench.lab import environment, shards
 from bench.lab.arms import NAMES, arms_argument
-from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, ServerError, started
+from bench.lab.servers import CPU_ARGS, CPU_ENV, GPU_ARGS, Server, ServerError, started
 from bench.lab.texts import TEXTS, tokens_of
 from bench.verify.prompts import Prompts, RandomPrompts, TextPrompts
 from bench.verify.stages import Sizes, capacity, exact, pressure
 from bench.verify.verdict import problems
 from hiqcache.direct_http import HttpError
-from hiqcache.host_pools import HostPool
 from hiqcache.model import read_model
 
 
@@ -74,6 +73,7 @@ def main() -> int:
     parser.add_argument("--arms", type=arms_argument, default="bf16,int8,int8-rot", help=NAMES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true", help="serve on the CPU")
+    shards.add_arguments(parser)
     parser.add_argument("--vocabulary", type=int, default=256, help="random ids lie below it")
     parser.add_argument("--text", choices=TEXTS, help="windows of a text instead of random ids")
     parser.add_argument("--long", default="16x2048", help="prompts x tokens of the exact stage")
@@ -83,6 +83,12 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=400, help="seconds for a start")
     parser.add_argument("sglang", nargs="*", help="arguments for SGLang, after --")
     arguments = parser.parse_args()
+    try:
+        further = shards.further_arguments(arguments.sglang)
+        pools = read_model(arguments.model, arguments.tp_size).pools
+    except ValueError as error:
+        parser.error(str(error))
+    cut = shards.chosen(arguments, arguments.cpu)
     (long_prompts, long_tokens), (short_prompts, short_tokens) = (
         map(int, text.split("x")) for text in (arguments.long, arguments.short)
     )
@@ -99,8 +105,9 @@ def main() -> int:
         prompts = TextPrompts(tokens_of(arguments.text, tokenizer))
 
     result: dict[str, Any] = {
-        "command": " ".join(["python -m bench.verify", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.verify", *sys.argv[1:]]),
         **made_with(),
+        **cut._asdict(),
         "arms": {},
     }
     lock = threading.Lock()
@@ -110,13 +117,9 @@ def main() -> int:
             arm.name,
             arguments.model,
             arguments.out.with_suffix("") / f"{arm.file_name}.log",
-            (*(CPU_ARGS if arguments.cpu else ()), *arm.args, *arguments.sglang),
+            (*(CPU_ARGS if arguments.cpu else GPU_ARGS), *cut.args, *arm.args, *further),
             {**(CPU_ENV if arguments.cpu else {}), **arm.env},
         )
-
-    @cache
-    def pools(tp: int) -> tuple[HostPool, ...]:
-        return read_model(arguments.model, tp).pools
 
     def one(arm: str) -> None:
         server = servers[arm]
@@ -144,12 +147,7 @@ def main() -> int:
                     problem
                     for arm in arguments.arms
                     for found in [result["arms"].get(arm.name, {})]
-                    for problem in problems(
-                        arm,
-                        found,
-                        sizes,
-                        pools(found["capacity"]["tp_size"]) if "capacity" in found else (),
-                    )
+                    for problem in problems(arm, found, sizes, pools, cut)
                 ),
             ]
             arguments.out.write_text(json.dumps(result, indent=2) + "\n")

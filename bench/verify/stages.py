@@ -28,13 +28,18 @@ class Sizes(NamedTuple):
 
 
 def capacity(server: Server) -> dict[str, Any]:
-    """L2 as the running server reports it: for each tensor-parallel rank, each of its pools."""
+    """L2 as the running server reports it: for each tensor-parallel rank, each of its pools.
+
+    A pool's transfer is the one that serves it: ``stock`` and ``copy`` (on CPUs) are SGLang's own.
+    """
     page = page_of(server)
     arguments = direct_http.get(f"{server.url}/server_info").json()
     sizes = ("capacity_tokens", "capacity_bytes", "bytes_per_token")
-    ranks: dict[str, dict[str, dict[str, float]]] = {}
-    for (rank, pool), values in by_labels(page, ("tp_rank", "pool"), "hiqcache_l2_").items():
-        ranks.setdefault(rank, {})[pool] = {name: values[name] for name in sizes}
+    ranks: dict[str, dict[str, dict[str, float | str]]] = {}
+    labels = ("tp_rank", "pool", "codec", "transfer")
+    for (rank, pool, codec, transfer), values in by_labels(page, labels, "hiqcache_l2_").items():
+        figures = {name: values[name] for name in sizes}
+        ranks.setdefault(rank, {})[pool] = {"codec": codec, "transfer": transfer, **figures}
     return {
         "host_total_tokens": totals(page)[CAPACITY],
         "page_size": int(arguments["page_size"]),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.lab.arms import Arm
+from bench.lab.shards import Shards
 from bench.verify.stages import Sizes
 from hiqcache.host_pools import HostPool
 
@@ -13,14 +14,14 @@ STAGES = ("capacity", "exact", "pressure")
 
 
 def problems(
-    arm: Arm, found: Mapping[str, Any], sizes: Sizes, pools: tuple[HostPool, ...]
+    arm: Arm, found: Mapping[str, Any], sizes: Sizes, pools: tuple[HostPool, ...], cut: Shards
 ) -> list[str]:
     """Why an arm's figures prove nothing, or what they prove is wrong; empty where all is well.
 
-    sizes: what was asked for. pools: the model's host pools, for one rank.
+    sizes, cut: what was asked for. pools: the model's host pools, of one rank.
     """
     missing = [stage for stage in STAGES if stage not in found]
-    wrong = [*_layout(arm, found["capacity"], pools)] if "capacity" in found else []
+    wrong = [*_layout(arm, found["capacity"], pools, cut)] if "capacity" in found else []
     wrong += [*_exact(arm, found["exact"])] if "exact" in found else []
     wrong += [*_pressure(found["pressure"], sizes)] if "pressure" in found else []
     if missing:
@@ -28,22 +29,29 @@ def problems(
     return [f"{arm.name}: {each}" for each in wrong]
 
 
-def _layout(arm: Arm, found: Mapping[str, Any], pools: tuple[HostPool, ...]) -> Iterator[str]:
-    expected = {
-        pool.label: arm.bytes_per_token(pool.geometry, found["page_size"]) for pool in pools
-    }
+def _layout(
+    arm: Arm, found: Mapping[str, Any], pools: tuple[HostPool, ...], cut: Shards
+) -> Iterator[str]:
+    expected = {pool.label: arm.bytes_per_token(pool.geometry, cut.page_size) for pool in pools}
     if not expected:
         yield "which host pools this model has is not known, so no layout can be checked"
-    if len(found["ranks"]) != found["tp_size"]:
-        yield f"{len(found['ranks'])} ranks report a pool, of {found['tp_size']}"
+    if (served := Shards(found["page_size"], found["tp_size"])) != cut:
+        yield f"it serves {served}, where {cut} was asked for"
+    if len(found["ranks"]) != cut.tp_size:
+        yield f"{len(found['ranks'])} ranks report a pool, of {cut.tp_size}"
     for rank, reported in found["ranks"].items():
         for label, nbytes in expected.items():
-            seen = reported.get(label, {}).get("bytes_per_token")
+            pool = reported.get(label, {})
+            seen = pool.get("bytes_per_token")
             if seen != nbytes:
                 yield (
                     f"rank {rank}, pool {label}: {seen} bytes per token, where the layout has "
                     f"{nbytes}"
                 )
+            named = {"codec": arm.codec, "transfer": arm.transfer}
+            for what, name in named.items():
+                if name not in (None, "auto", pool.get(what)):
+                    yield (f"rank {rank}, pool {label}: its {what} is {pool.get(what)}, not {name}")
 
 
 def _exact(arm: Arm, found: Mapping[str, Any]) -> Iterator[str]:

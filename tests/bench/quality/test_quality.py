@@ -133,6 +133,10 @@ def test_a_prefix_that_did_not_come_from_l2_makes_the_run_invalid() -> None:
         restored_pass(_FromL1(), prompts, reference, lambda _: None)
 
 
+def test_of_a_prefix_whole_pages_must_come_from_l2() -> None:
+    assert [Scorer("", page_size=page).cached_of(815) for page in (1, 16, 64)] == [815, 800, 768]
+
+
 def rows(kl: float, shift: float) -> list[dict[str, object]]:
     return [
         {

@@ -3,34 +3,86 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from bench.lab.arms import arm_named, arms_named
 from bench.lab.shapes import QWEN3_8B
-from bench.tiers.plan import CPU, EXPERIMENTS, GPU, Scale, experiment
+from bench.lab.shards import Shards
+from bench.tiers.plan import CPU, EXPERIMENTS, GPU, Experiment, Scale, experiment
+from hiqcache.geometry import KVGeometry
 from loadtest.workloads.shared_prefix import DEALS
 
+#: What the published figures of before December 2026 rest on.
+PAGES_OF_1 = replace(GPU, shards=Shards(1))
 ALL = tuple(arms_named("bf16,int8:mover,int8,int8-rot,fp8"))
 
 
+def arguments(plan: Experiment, arm: str) -> dict[str, str]:
+    """An arm's SGLang arguments by name."""
+    return dict(zip(*[iter(plan.server_args(arm_named(arm), QWEN3_8B))] * 2, strict=False))
+
+
 def test_experiment_b_has_the_published_capacities_and_workload() -> None:
+    at_1 = experiment("same-bytes", ALL, PAGES_OF_1, QWEN3_8B, repeats=4)
+    assert at_1.capacity(arm_named("bf16"), QWEN3_8B) == 54_254
+    assert at_1.capacity(arm_named("int8:mover"), QWEN3_8B) == 96_451
+    assert at_1.capacity(arm_named("int8"), QWEN3_8B) == 106_838
+    # Whole pages, and the one that SGLang adds.
     plan = experiment("same-bytes", ALL, GPU, QWEN3_8B, repeats=4)
-    assert plan.capacity(arm_named("bf16"), QWEN3_8B) == 54_254
-    assert plan.capacity(arm_named("int8:mover"), QWEN3_8B) == 96_451
-    assert plan.capacity(arm_named("int8"), QWEN3_8B) == 106_838
+    assert plan.capacity(arm_named("bf16"), QWEN3_8B) == 848 * 64
+    assert plan.capacity(arm_named("int8:mover"), QWEN3_8B) == 1508 * 64
+    assert plan.capacity(arm_named("int8"), QWEN3_8B) == 1670 * 64
+    assert at_1.points == plan.points
     (point,) = plan.points
     assert (point.groups, point.prefix, point.requests, point.concurrency) == (32, 2048, 128, 8)
     assert point.repeats == 4
 
 
 def test_experiment_a_gives_every_arm_the_same_tokens() -> None:
-    plan = experiment("same-tokens", ALL, GPU, QWEN3_8B, repeats=4)
-    assert {plan.capacity(arm, QWEN3_8B) for arm in ALL} == {54_254}
-    args = dict(zip(*[iter(plan.server_args(arm_named("int8"), QWEN3_8B))] * 2, strict=True))
-    assert int(16_384 * float(args["--hicache-ratio"])) + 1 == 54_254
+    for scale, tokens in ((PAGES_OF_1, 54_254), (GPU, 848 * 64)):
+        plan = experiment("same-tokens", ALL, scale, QWEN3_8B, repeats=4)
+        assert {plan.capacity(arm, QWEN3_8B) for arm in ALL} == {tokens}
+        for arm in ALL:
+            args = arguments(plan, arm.name)
+            page, l1 = int(args["--page-size"]), int(args["--max-total-tokens"])
+            assert page == scale.page_size
+            assert (int(l1 * float(args["--hicache-ratio"])) // page + 1) * page == tokens
     assert plan.server_env(arm_named("int8"))["HIQCACHE_SIZING"] == "tokens"
     assert "HIQCACHE_SIZING" not in plan.server_env(arm_named("bf16"))
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_by_a_ratio_every_arm_gets_the_bytes_that_bf16_gets(page: int) -> None:
+    """As SGLang sizes pools: so many times L1, in whole pages, and one more."""
+    scale = replace(CPU, shards=Shards(page))
+    plan = experiment("same-bytes", ALL, scale, QWEN3_8B, repeats=1)
+    stock = plan.capacity(arm_named("bf16"), QWEN3_8B)
+    assert stock == scale.stock_tokens(QWEN3_8B)
+    for arm in ALL:
+        tokens, args = plan.capacity(arm, QWEN3_8B), arguments(plan, arm.name)
+        assert tokens % page == 0
+        if not arm.quantises:
+            given = int(args["--max-total-tokens"]) * float(args["--hicache-ratio"])
+            assert tokens == (int(given) // page + 1) * page
+        else:
+            left = stock * QWEN3_8B.stock_bytes_per_token
+            left -= tokens * arm.bytes_per_token(QWEN3_8B, page)
+            assert 0 <= left < page * arm.bytes_per_token(QWEN3_8B, page)
+
+
+def test_a_layout_that_rounds_pages_up_is_counted_at_its_page_size() -> None:
+    """One head of 16: a page of one token is rounded up to more than a token of a larger page."""
+    small = KVGeometry.of_heads(layers=1, heads=1, head_dim=16)
+    int8 = arm_named("int8")
+    found = {
+        page: experiment(
+            "same-bytes", ALL, replace(GPU, shards=Shards(page)), small, repeats=1
+        ).bytes_per_token(int8, small)
+        for page in (1, 64)
+    }
+    assert found[1] > found[64] == int8.bytes_per_token(small, 64)
 
 
 def test_fp8_has_the_bytes_of_l1_that_the_others_have() -> None:

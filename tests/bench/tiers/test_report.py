@@ -67,7 +67,9 @@ def run(
         "metrics": {
             "sglang:load_back_tokens_total": 300.0,
             "sglang:load_back_bytes_total": 300.0 * 104,
-            "hiqcache_restore_seconds_sum": 0.03,
+            # The exporter counts each of two ranks, SGLang one of them.
+            "hiqcache_restore_tokens_total": 600.0,
+            "hiqcache_restore_seconds_sum": 0.06,
         },
         "invalid": [],
         "setup": SETUP,

@@ -48,6 +48,17 @@ def test_the_simulation_sees_the_same_prompts(trace: Trace) -> None:
     assert simulate(asked, 1000, 1000) == [Hit(0, 0), Hit(31, 0), Hit(16, 0)]
 
 
+def test_whole_pages_are_cached_all_but_that_of_the_last_token(trace: Trace) -> None:
+    # Prompts of 41, 32 and 48 tokens, of which 32 and 16 are shared.
+    asked = prompts(trace, 3, block_tokens=16, longest=1000)
+    assert simulate(asked, 1008, 1008, page_size=8) == [Hit(0, 0), Hit(24, 0), Hit(16, 0)]
+    assert simulate(asked, 1024, 1024, page_size=32) == [Hit(0, 0), Hit(0, 0), Hit(0, 0)]
+    # L1 of six pages: what left it is restored, but for fewer than ten tokens.
+    for length, restored in ((15, 0), (23, 16)):
+        again = [asked[0], [*range(9000, 9048)], asked[0][:length]]
+        assert simulate(again, 48, 480, page_size=8)[2] == Hit(0, restored)
+
+
 def test_a_report_shows_both_hit_ratios() -> None:
     interval = {"value": 100.0, "low": 90.0, "high": 110.0}
     row = {

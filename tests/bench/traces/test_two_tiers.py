@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from bench.lab.models import prepare
 from bench.lab.server_metrics import scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
-from bench.traces.two_tiers import RESTORE_AT_LEAST, Hit, TwoTierCache
+from bench.traces.replay import simulate
+from bench.traces.two_tiers import Hit, TwoTierCache
 from hiqcache import direct_http
 
-#: The real server's tiers, in tokens; SGLang adds a page to what the ratio gives.
+#: The real server's tiers: L1 in tokens, and how much larger L2 is.
 L1, RATIO = 512, 2.5
-L2 = int(L1 * RATIO) + 1
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=60)
 
@@ -65,13 +65,23 @@ def test_a_short_prefix_is_computed_rather_than_restored() -> None:
         assert cache.request(prompt) == (0, 0)
 
 
+def test_l1_frees_what_is_to_be_spare() -> None:
+    for spare, hit in ((0, Hit(3, 0)), (1, Hit(0, 3))):
+        cache = TwoTierCache(device=10, host=100, spare=spare)
+        for first in (0, 100, 200):
+            # Four, then four, then two: all ten, or nine and one to spare.
+            cache.request(range(first, first + (2 if first == 200 else 4)))
+        assert cache.request(range(4)) == hit
+
+
 def test_a_prompt_larger_than_l1_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit L1"):
         TwoTierCache(device=4, host=100).request([1, 2, 3, 4, 5])
 
 
 @pytest.mark.e2e
-def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_real_server_hits_what_the_simulation_hits(page_size: int, tmp_path: Path) -> None:
     """Prompts of 24-token blocks that branch and return, ten times the capacity of L2."""
     server = Server(
         "simulated",
@@ -80,16 +90,17 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
         (
             *CPU_ARGS,
             *("--max-total-tokens", str(L1), "--hicache-ratio", str(RATIO)),
-            "--skip-server-warmup",
+            *("--page-size", str(page_size), "--skip-server-warmup"),
         ),
         {**CPU_ENV, "HIQCACHE_CODEC": "int8", "HIQCACHE_SIZING": "tokens"},
     )
     generator = random.Random(7)
     block_tokens = [[generator.randrange(1000, 30000) for _ in range(24)] for _ in range(400)]
     conversations: list[list[int]] = []
+    # SGLang adds a page to what the ratio gives.
+    l2 = (int(L1 * RATIO) // page_size + 1) * page_size
     with serving(server):
-        cache = TwoTierCache(L1, L2, RESTORE_AT_LEAST)
-        hits, simulated = [], []
+        asked, hits = [], []
         for _ in range(150):
             if conversations and generator.random() < 0.7:
                 earlier = generator.choice(conversations[-14:])
@@ -100,11 +111,11 @@ def test_a_real_server_hits_what_the_simulation_hits(tmp_path: Path) -> None:
             conversations.append(blocks)
             prompt = [token for block in blocks for token in block_tokens[block]]
             prompt = prompt[: len(prompt) - generator.randrange(24)]
-            simulated.append(cache.request(prompt))
+            asked.append(prompt)
             hits.append(_ask(server, prompt))
-        assert scrape(server)["sglang:hicache_host_total_tokens"] == L2
+        assert scrape(server)["sglang:hicache_host_total_tokens"] == l2
     assert sum(hit.host for hit in hits) > 1000, "the prompts must exercise L2"
-    assert hits == simulated
+    assert hits == simulate(asked, L1, l2, page_size)
 
 
 def _ask(server: Server, prompt: list[int]) -> Hit:
