@@ -104,6 +104,8 @@ def _by_key(*entries: _E) -> Mapping[str, _E]:
 
 _E2E = "tests/e2e/test_restores.py::test_restored_answers"
 _REFUSALS = "tests/sglang/test_refusals.py::"
+_ASSEMBLY = "tests/sglang/test_assembly.py::"
+_GROWTH = _ASSEMBLY + "test_every_pool_grows_alike_within_the_bytes_of_sglangs_own"
 _SEVERAL = (
     "SGLang splits such a model's KV over several host pools, which HiQCache does not serve yet."
 )
@@ -130,8 +132,15 @@ FAMILIES: Mapping[str, Family] = _by_key(
         models=("DeepSeek-VL2 without MLA",),
         pools=("AsymmetricMHATokenToKVPoolHost",),
         quantised="nothing",
-        refused="HiQCache serves K and V of equal widths.",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_asymmetric_heads"),),
+        refused="it has not been served on a GPU yet.",
+        tested=(
+            Evidence(
+                "unit",
+                "rows come back",
+                "CPU",
+                "tests/sglang/test_host_pool.py::test_k_and_v_of_different_widths",
+            ),
+        ),
     ),
     Family(
         "mla",
@@ -270,10 +279,10 @@ FEATURES: Mapping[str, Entry] = _by_key(
     ),
     Entry(
         "draft",
-        "A draft model's own host pool (EAGLE)",
-        refused="HiQCache serves the target model; a quantised draft would lose acceptance unseen.",
-        way_out="Start without --speculative-algorithm",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_a_draft_models_own_pool"),),
+        "A draft model's own host pool (EAGLE): stays SGLang's own",
+        tested=(
+            Evidence("unit", "beside a quantised target, by SGLang's assembly", "CPU", _GROWTH),
+        ),
     ),
     Entry(
         "packed_draft",
@@ -290,11 +299,49 @@ FEATURES: Mapping[str, Entry] = _by_key(
         tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_l3_storage"),),
     ),
     Entry(
+        "retraction",
+        "Requests retracted on a decode server: their host pool stays SGLang's own",
+        tested=(
+            Evidence(
+                "unit",
+                "by SGLang's assembly",
+                "CPU",
+                _ASSEMBLY + "test_retracted_requests_stay_in_sglangs_own_pool",
+            ),
+        ),
+    ),
+    Entry(
+        "shared_retraction",
+        "Retracted requests in the host pool that is L2 too",
+        refused="answers in the making would be quantised.",
+        way_out="Start with --disaggregation-decode-retraction-backup cpu_tensor",
+        tested=(
+            Evidence(
+                "unit", "refused", "CPU", _ASSEMBLY + "test_a_pool_of_both_purposes_is_refused"
+            ),
+        ),
+    ),
+    Entry(
+        "decode_offload",
+        "Decode servers that offload KV to L3 storage",
+        refused="HiQCache does not write its records to L3 storage yet.",
+        way_out="Start without it",
+        tested=(Evidence("unit", "refused", "CPU", _ASSEMBLY + "test_decode_offload_is_refused"),),
+    ),
+    Entry(
+        "other_pools",
+        "Host pools of other kinds than the models' above",
+        refused="HiQCache quantises plain K and V heads (MHA, GQA, MQA).",
+        tested=(
+            Evidence("unit", "refused", "CPU", _REFUSALS + "test_pools_that_are_built_unasked"),
+        ),
+    ),
+    Entry(
         "layer_shards",
         "Device pools that are sharded by layer",
         refused="HiQCache serves pools that hold every layer of their rank.",
         way_out="Start without layer sharding",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_layer_sharded_pools"),),
+        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_device_pools"),),
     ),
     Entry(
         "page_interleaving",

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
-from sglang.srt.mem_cache.pool_host.base import sync_fixed_hicache_size
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
@@ -19,10 +18,10 @@ from hiqcache.settings import Settings
 from hiqcache.sglang.support import (
     order_of,
     require_codec,
+    require_no_drafts,
     require_no_storage,
-    require_plain_buffers,
+    require_plain_rows,
     require_supported_sglang,
-    require_target_pool,
     require_transfer,
 )
 from hiqcache.sglang.transfer import build_transfer
@@ -60,25 +59,14 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
     ) -> None:
         self.settings = Settings.from_env()
         require_supported_sglang(self.settings.allow_sglang)
-        require_target_pool(pool_label)
         # SGLang names the allocator after the storage backend, where there is one.
         require_no_storage(None if allocator_type == "default" else allocator_type)
-        require_plain_buffers(buffer_info, draft_buffer_infos, end_layer - start_layer)
-        parts = kv_parts(buffer_info.head_num, buffer_info.head_dim, buffer_info.v_head_dim)
-        require_codec(self.settings.codec, parts)
+        require_no_drafts(len(draft_buffer_infos))
         self.codec = get_codec(self.settings.codec)
         self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
-        self.layout_of_records = RecordLayout(
-            end_layer - start_layer,
-            page_size,
-            self.codec.row_formats(parts),
-            order_of(layout),
-            format_of(self.transfer_name),
+        self.layout_of_records = self.records(
+            buffer_info, page_size, layout, self.settings, len(buffer_info.buffers.k)
         )
-        if host_size <= 0 and host_token_capacity is None and self.settings.sizing == "bytes":
-            host_token_capacity = self._capacity_in_stock_bytes(
-                buffer_info, int(device_capacity_tokens * host_to_device_ratio)
-            )
         super().__init__(
             buffer_info,
             host_to_device_ratio,
@@ -96,7 +84,7 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
             host_token_capacity=host_token_capacity,
         )
         logger.info(
-            "HiQCache: host pool %s holds %d tokens as %s (%s transfer), %d B a token where "
+            "HiQCache: host pool %s holds %d tokens as %s (%s transfer), %d B per token where "
             "SGLang's own rows take %d B: %.3f times the tokens in the same bytes.",
             pool_label,
             self.size,
@@ -107,16 +95,24 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
             super().get_size_per_token() / self.layout_of_records.bytes_per_token,
         )
 
-    def _capacity_in_stock_bytes(self, buffer_info: MHABufferInfo, stock_tokens: int) -> int:
-        """Tokens that fit in the bytes of SGLang's own pool of ``stock_tokens``, in whole pages."""
-        layout = self.layout_of_records
-        row = (buffer_info.head_dim + buffer_info.v_head_dim) * buffer_info.head_num
-        stock_page = row * buffer_info.dtype.itemsize * layout.layers * layout.page_size
-        stock_pages = stock_tokens // layout.page_size + 1
-        pages = layout.pages_in(stock_pages * stock_page)
-        # Pipeline stages with other layer counts round differently; SGLang's own agreement on a
-        # size is asked for the minimum. Its second argument only says that bytes were fixed.
-        return int(sync_fixed_hicache_size(pages * layout.page_size, 1))
+    @classmethod
+    def records(
+        cls, info: MHABufferInfo, page_size: int, layout: str, settings: Settings, layers: int
+    ) -> RecordLayout:
+        """The records of ``layers`` layers of such rows under SGLang's host ``layout``.
+
+        Raises UnsupportedError for rows that are not served.
+        """
+        require_plain_rows(info)
+        parts = kv_parts(info.head_num, info.head_dim, info.v_head_dim)
+        require_codec(settings.codec, parts)
+        return RecordLayout(
+            layers,
+            page_size,
+            get_codec(settings.codec).row_formats(parts),
+            order_of(layout),
+            format_of(require_transfer(settings.transfer, info.device)),
+        )
 
     def get_size_per_token(self) -> int:
         """Bytes of arena a token takes; SGLang sizes, meters and counts transfers by it."""

@@ -10,8 +10,8 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES
+from hiqcache.compatibility import FAMILIES, FEATURES, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
-from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import Order, Part
 from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.contract import breaches
@@ -24,6 +24,9 @@ ORDERS: dict[str, Order] = {
     "page_first_direct": "page_first",
     "layer_first": "layer_first",
 }
+
+#: Host pools that hold no attention KV, and so stay SGLang's own beside a quantised one.
+NATIVE_POOLS = frozenset({"MambaPoolHost"})
 
 
 def installed_sglang() -> str | None:
@@ -62,70 +65,40 @@ def require_supported_sglang(allowed: str = "") -> None:
     )
 
 
-def require_plain_kv_pool(kv_pool: Any, use_mla: bool, drafts: Sequence[Any]) -> None:
+def require_plain_kv_pool(kv_pool: Any, use_mla: bool) -> None:
     """Refuse device pools of which no host pool of ours can be built. Raises UnsupportedError."""
-    name = type(kv_pool).__name__
+    name = f"the device pool ({type(kv_pool).__name__})"
     if use_mla:
-        raise UnsupportedError(
-            f"the model uses multi-head latent attention ({name}): its KV is already compressed, "
-            f"and HiQCache serves plain K and V heads (MHA, GQA, MQA). {_WAY_OUT}"
-        )
+        FAMILIES["mla"].require(f"{name} keeps latent rows")
     if getattr(kv_pool, "layer_shard_enabled", False):
-        raise UnsupportedError(
-            f"the device pool ({name}) is sharded by layer, HiQCache serves pools that hold every "
-            f"layer of their rank. Start without layer sharding, or: {_WAY_OUT}"
-        )
+        FEATURES["layer_shards"].require(f"{name} is sharded by layer")
     if hasattr(kv_pool, "placement"):
-        raise UnsupportedError(
-            f"the device pool ({name}) interleaves logical pages over ranks, which HiQCache has "
-            f"not been tried with. Start without page interleaving, or: {_WAY_OUT}"
-        )
+        FEATURES["page_interleaving"].require(f"{name} interleaves pages over ranks")
+
+
+def require_no_drafts(drafts: int) -> None:
+    """Refuse MTP draft layers packed into the target's host rows. Raises UnsupportedError."""
     if drafts:
-        raise UnsupportedError(
-            f"{len(drafts)} MTP draft layer(s) are packed into the host rows of {name}. HiQCache "
-            "serves the target model's layers; a quantised draft would lose acceptance unseen. "
-            f"Start without the packed draft (--speculative-algorithm), or: {_WAY_OUT}"
-        )
+        FEATURES["packed_draft"].require(f"{drafts} MTP draft layer(s) share the target's rows")
 
 
-def require_plain_buffers(info: Any, draft_infos: Sequence[Any], layers: int) -> None:
+def require_plain_rows(info: Any) -> None:
     """Refuse device buffers (SGLang's MHABufferInfo) that are not rows of plain heads.
 
-    ``layers`` is the number of layers that the pool spans. Raises UnsupportedError.
+    Raises UnsupportedError.
     """
-    if draft_infos:
-        raise UnsupportedError(
-            f"{len(draft_infos)} MTP draft layer(s) are packed into the host rows; HiQCache serves "
-            f"the target model's layers only. Start without the packed draft, or: {_WAY_OUT}"
-        )
     if info.scales is not None:
-        raise UnsupportedError(
+        FEATURES["quantised_kv"].require(
             f"the GPU's KV cache is quantised itself (dtype {info.dtype}, scales "
-            f"{info.scales.layout.value}); HiQCache stores bf16 and fp16 rows. Start with "
-            f"--kv-cache-dtype auto, or: {_WAY_OUT}"
+            f"{info.scales.layout.value})"
         )
     if info.dtype not in DTYPES:
         # SGLang keeps an fp8 cache in uint8 buffers.
         what = "of 8 bits (fp8)" if info.dtype == torch.uint8 else str(info.dtype)
-        raise UnsupportedError(
-            f"the GPU's KV cache is {what}; HiQCache stores torch.bfloat16 and torch.float16 "
-            f"rows. Start with --kv-cache-dtype auto and --dtype bfloat16, or: {_WAY_OUT}"
-        )
-    if info.head_dim != info.v_head_dim:
-        raise UnsupportedError(
-            f"K heads have {info.head_dim} elements and V heads {info.v_head_dim}; HiQCache serves "
-            f"equal widths. {_WAY_OUT}"
-        )
+        FEATURES["quantised_kv"].require(f"the GPU's KV cache is {what}")
     if info.buffers.layout.value != "nhd":
-        raise UnsupportedError(
-            f"the GPU's KV buffers have layout {info.buffers.layout.value!r}; HiQCache serves nhd "
-            "rows [slot, head, head_dim]. Choose an attention backend that uses them (triton, "
-            f"flashinfer, fa3), or: {_WAY_OUT}"
-        )
-    if len(info.buffers.k) != layers:
-        raise UnsupportedError(
-            f"the device pool holds {len(info.buffers.k)} of this rank's {layers} layers: it is "
-            f"sharded by layer. Start without layer sharding, or: {_WAY_OUT}"
+        FEATURES["device_layouts"].require(
+            f"the GPU's KV buffers have layout {info.buffers.layout.value!r}"
         )
 
 
@@ -140,30 +113,58 @@ def require_codec(codec: str, parts: Sequence[Part]) -> None:
 def order_of(layout: str) -> Order:
     """The arena order for SGLang's host layout. Raises UnsupportedError for one not served."""
     if layout not in ORDERS:
-        raise UnsupportedError(
-            f"--hicache-mem-layout {layout}: HiQCache serves {', '.join(ORDERS)}. Choose one of "
-            f"those, or: {_WAY_OUT}"
-        )
+        FEATURES["other_layouts"].require(f"--hicache-mem-layout {layout}")
     return ORDERS[layout]
 
 
-def require_target_pool(label: str) -> None:
-    """Refuse a speculative draft model's own pool. Raises UnsupportedError."""
-    if label.startswith("draft"):
-        raise UnsupportedError(
-            f"host pool {label!r} belongs to a speculative draft model; HiQCache serves the target "
-            "model, and a quantised draft would lose acceptance unseen. Start without "
-            f"--speculative-algorithm, or: {_WAY_OUT}"
+def require_l2_alone(retraction: str | None) -> None:
+    """Refuse an L2 that holds retracted requests too. Raises UnsupportedError.
+
+    ``retraction``: SGLang's resolved --disaggregation-decode-retraction-backup.
+    """
+    if retraction == "host_pool":
+        FEATURES["shared_retraction"].require(
+            "--disaggregation-decode-retraction-backup host_pool beside --enable-hierarchical-cache"
         )
+
+
+def require_no_decode_offload(offloads: bool) -> None:
+    """Refuse a decode server that offloads to L3 storage. Raises UnsupportedError."""
+    if offloads:
+        FEATURES["decode_offload"].require("--disaggregation-decode-enable-offload-kvcache")
+
+
+def require_known_pool(kind: str, name: str) -> None:
+    """Refuse a host pool that SGLang builds as it likes in L2. Raises UnsupportedError.
+
+    ``kind``: its class; ``name``: SGLang's name for it, which begins with draft for a draft's.
+    """
+    if kind not in NATIVE_POOLS and not name.startswith("draft"):
+        FEATURES["other_pools"].require(f"SGLang's host pool of kind {kind}")
+
+
+def nothing_to_quantise(codec: str, enabled: bool, cache: str) -> str:
+    """What to say where HIQCACHE_CODEC is set and SGLang has built no L2.
+
+    ``enabled``: whether --enable-hierarchical-cache is given; ``cache``: SGLang's class of prefix
+    cache.
+    """
+    if enabled:
+        return (
+            f"HIQCACHE_CODEC={codec} does nothing here: SGLang chose {cache} for this model, which "
+            "keeps no L2 (host KV cache). Unset HIQCACHE_CODEC."
+        )
+    return (
+        f"HIQCACHE_CODEC={codec} does nothing here: this server keeps no L2 (host KV cache). Add "
+        "--enable-hierarchical-cache (and --hicache-size or --hicache-ratio), or unset "
+        "HIQCACHE_CODEC."
+    )
 
 
 def require_no_storage(backend: str | None) -> None:
     """Refuse L3 storage behind a quantised L2. Raises UnsupportedError."""
     if backend:
-        raise UnsupportedError(
-            f"--hicache-storage-backend {backend}: HiQCache does not write its records to L3 "
-            f"storage yet. Start without a storage backend, or: {_WAY_OUT}"
-        )
+        FEATURES["storage"].require(f"--hicache-storage-backend {backend}")
 
 
 def require_transfer(transfer: str, device: torch.device) -> str:

@@ -1,0 +1,216 @@
+"""Which host pools SGLang assembles for L2, and what each becomes.
+
+SGLang builds host pools for several purposes. Of them only L2 is quantised:
+
+=====================  ============================================  ==========================
+host pool              built by (SGLang 0.5.23)                      here
+=====================  ============================================  ==========================
+L2                     attach_hybrid_pool_to_unified_cache, with     quantised
+                       --enable-hierarchical-cache
+retracted requests     the same, without it: PD decode servers       SGLang's own
+both in one pool       the same, with both                           refused
+decode offload to L3   DecodeKVCacheOffloadManager                   refused
+draft models           maybe_register_hicache_draft; label draft*    SGLang's own, measured
+sparse attention       HiSparseCoordinator                           SGLang's own, not hooked
+recurrent states       build_mamba_host_pool                         SGLang's own
+=====================  ============================================  ==========================
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
+
+from hiqcache.settings import Settings
+from hiqcache.sglang.support import (
+    nothing_to_quantise,
+    require_known_pool,
+    require_l2_alone,
+    require_no_decode_offload,
+    require_no_storage,
+    require_plain_kv_pool,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Building(NamedTuple):
+    """What SGLang is building: L2, or the host pool of a draft model beside it.
+
+    growth: slots for each slot of SGLang's own pools (see sizing).
+    """
+
+    what: Literal["l2", "draft"]
+    growth: Fraction = Fraction(1)
+
+
+_building: ContextVar[_Building | None] = ContextVar("hiqcache_building", default=None)
+
+
+@contextmanager
+def building(what: Literal["l2", "draft"], growth: Fraction = Fraction(1)) -> Iterator[None]:
+    """While SGLang builds host pools inside."""
+    token = _building.set(_Building(what, growth))
+    try:
+        yield
+    finally:
+        _building.reset(token)
+
+
+class Assembly:
+    """Hooks around SGLang's assembler of host pools (names are SGLang's functions).
+
+    copies: replace SGLang's own pools by ones that move rows by plain indexing (CPUs).
+    """
+
+    def __init__(self, settings: Settings, *, copies: bool, measured: bool) -> None:
+        self._settings = settings
+        self._copies = copies
+        self._measured = measured
+
+    def attach_hybrid_pool_to_unified_cache(
+        self, original: Any, cache: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        from sglang.srt.runtime_context import get_disagg, get_memory
+
+        memory = get_memory()
+        if not memory.enable_hierarchical_cache:
+            if self._settings.quantises:
+                logger.info(
+                    "HiQCache: the host pool for retracted requests stays SGLang's own, lossless."
+                )
+            return original(cache, params, *args, **kwargs)
+        if not self._settings.quantises:
+            with building("l2"):
+                return original(cache, params, *args, **kwargs)
+
+        from hiqcache.sglang.sizing import growth
+
+        require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
+        require_no_storage(memory.hicache_storage_backend)
+        factor = Fraction(1)
+        if memory.hicache_size > 0 or self._settings.sizing == "bytes":
+            factor = growth(params, self._settings)
+        by_ratio = memory.hicache_size <= 0
+        ratio = float(memory.hicache_ratio * factor) if by_ratio else memory.hicache_ratio
+        with building("l2", factor), memory.override(hicache_ratio=ratio):
+            return original(cache, params, *args, **kwargs)
+
+    def maybe_register_hicache_draft(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        from sglang.srt.runtime_context import get_memory
+
+        if not get_memory().enable_hierarchical_cache:
+            return original(*args, **kwargs)
+        with building("draft"):
+            return original(*args, **kwargs)
+
+    def build_kv_host_pool(self, original: Any, **kwargs: Any) -> Any:
+        from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import is_mla_pool
+        from sglang.srt.runtime_context import get_disagg, get_memory
+
+        now = _building.get()
+        if now is None:
+            disagg = get_disagg()
+            require_no_decode_offload(bool(disagg.disaggregation_decode_enable_offload_kvcache))
+            return original(**kwargs)
+
+        from hiqcache.sglang.sizing import shrinkage
+
+        kv_pool, use_mla = kwargs["kv_pool"], kwargs.get("use_mla")
+        require_plain_kv_pool(kv_pool, is_mla_pool(kv_pool) if use_mla is None else use_mla)
+        size = kwargs.get("host_size")
+        size = get_memory().hicache_size if size is None else size
+        if size > 0 and kv_pool.layer_num:
+            kept = shrinkage(kv_pool, kwargs["page_size"], self._settings)
+            kwargs["host_size"] = float(Fraction(size) * now.growth * kept)
+        return original(**kwargs)
+
+    def build_mamba_host_pool(self, original: Any, *args: Any, host_size: float, **kw: Any) -> Any:
+        now = _building.get()
+        if now is not None:
+            host_size = float(Fraction(host_size) * now.growth)
+        return original(*args, host_size=host_size, **kw)
+
+    def get_mha_host_pool_cls(self, original: Any, info: Any) -> Callable[..., Any]:
+        """What SGLang calls with a host pool's arguments, in place of a class of its own."""
+        return functools.partial(self._build, original(info), len(info.buffers.k))
+
+    def _build(self, stock: type, layers: int, *args: Any, **kwargs: Any) -> Any:
+        return self._choose(stock, layers, kwargs["pool_label"])(*args, **kwargs)
+
+    def _choose(self, stock: type, layers: int, label: str) -> type:
+        from sglang.srt.runtime_context import get_memory
+
+        now = _building.get()
+        chosen = stock
+        in_l2 = now is not None and now.what == "l2" and not label.startswith("draft")
+        # A pipeline stage may hold no layer of a kind: there is nothing to store.
+        if self._settings.quantises and in_l2 and layers:
+            chosen = _quantised_pool()
+        elif self._copies:
+            chosen = _copying_pool(stock)
+        # TensorCast's store serves SGLang's own class and no subclass of it.
+        tensorcast = get_memory().hicache_storage_backend == "tensorcast"
+        if self._measured and now is not None and not tensorcast:
+            from hiqcache.sglang.observed import observed
+
+            chosen = observed(chosen)
+        return chosen
+
+    def check_group(self, group: Any, entries: Any) -> None:
+        for entry in entries:
+            self.check_entry(group, entry)
+
+    def check_entry(self, group: Any, entry: Any) -> None:
+        """Refuse KV pools that SGLang builds without asking its selector, which would stay BF16."""
+        now = _building.get()
+        if now is None or now.what != "l2":
+            return
+        pool = entry.host_pool
+        if not isinstance(pool, _quantised_pool()) and getattr(pool, "layer_num", None) != 0:
+            require_known_pool(type(pool).__name__, str(entry.name))
+
+    def prepare_hicache_staging(
+        self, original: Any, *, tp_worker: Any, draft_plan: Any = None
+    ) -> Any:
+        """Set aside GPU memory for the write-backs of pools that stay SGLang's own, no others."""
+        from sglang.srt.runtime_context import get_memory
+
+        if get_memory().enable_hierarchical_cache:
+            no_target = SimpleNamespace(token_to_kv_pool=None, mtp_draft_device_pools=())
+            tp_worker = SimpleNamespace(model_runner=no_target)
+        return original(tp_worker=tp_worker, draft_plan=draft_plan)
+
+    def create_tree_cache(self, cache: Any, context: Any) -> None:
+        """Say so where the codec that was asked for has nothing to work on."""
+        from sglang.srt.runtime_context import get_memory, get_parallel
+
+        group = getattr(cache, "host_pool_group", None)
+        pools = [entry.host_pool for entry in group.entries] if group is not None else []
+        if any(isinstance(pool, _quantised_pool()) for pool in pools) or get_parallel().tp_rank:
+            return
+        enabled = bool(get_memory().enable_hierarchical_cache)
+        logger.warning(
+            "HiQCache: %s",
+            nothing_to_quantise(self._settings.codec, enabled, type(cache).__name__),
+        )
+
+
+def _quantised_pool() -> type:
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+
+    return MHATokenToKVPoolHostINT8
+
+
+def _copying_pool(stock: type) -> type:
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
+
+    return MHATokenToKVPoolHostCopy if stock is MHATokenToKVPoolHost else stock

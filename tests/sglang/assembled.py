@@ -1,0 +1,329 @@
+"""SGLang's own device pools, assembled into L2 by SGLang's own code with the plug-in's hooks.
+
+Hooks change SGLang for good, so ``assembled`` runs in a process of its own. All it needs from a
+server are the published arguments.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import logging
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache import kv_cache_builder
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler as assembler
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.base_spec_worker import HiCacheDraftMode, HiCacheDraftPlan
+
+from hiqcache.sglang import plugin
+from hiqcache.sglang.support import UnsupportedError
+
+SLOTS, SWA_SLOTS, STATES = 96, 32, 8
+HEADS, DIM = 2, 64
+DTYPE = torch.bfloat16
+
+#: A PD decode server that moves no KV.
+DECODE = {
+    "enable_hierarchical_cache": False,
+    "disaggregation_mode": "decode",
+    "disaggregation_transfer_backend": "fake",
+    "disaggregation_decode_retraction_backup": "host_pool",
+}
+
+T = TypeVar("T")
+
+
+@dataclass
+class Host:
+    """What is told of one host pool."""
+
+    kind: str
+    slots: int
+    bytes_per_slot: int
+    layers: int
+
+
+@dataclass
+class Assembled:
+    """What SGLang assembled: host pools by SGLang's names for them, and the plug-in's log."""
+
+    pools: dict[str, Host] = field(default_factory=dict)
+    log: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(pool.slots * pool.bytes_per_slot for pool in self.pools.values())
+
+
+def apart(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """``work(*args, **kwargs)`` in a fresh process; what it raises is raised here."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.conftest", "tests.sglang.assembled"])
+    with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(work, *args, **kwargs).result(timeout=120)
+
+
+def mha(layers: int = 3, page_size: int = 1, slots: int = SLOTS) -> MHATokenToKVPool:
+    return MHATokenToKVPool(slots, page_size, DTYPE, HEADS, DIM, layers, "cpu", False)
+
+
+def plain(page_size: int, **pool: Any) -> CacheInitParams:
+    """Attention of one kind."""
+    kvcache = mha(page_size=page_size, **pool)
+    return CacheInitParams(
+        disable=False,
+        req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
+        token_to_kv_pool_allocator=TokenToKVPoolAllocator(SLOTS, DTYPE, "cpu", kvcache, False),
+        page_size=page_size,
+        tree_components=(ComponentType.FULL,),
+    )
+
+
+def sliding(page_size: int, full: int = 2, swa: int = 3) -> CacheInitParams:
+    """``full`` layers of full and ``swa`` of sliding-window attention."""
+    kvcache = SWAKVPool(
+        SLOTS,
+        SWA_SLOTS,
+        page_size,
+        DTYPE,
+        HEADS,
+        DIM,
+        swa_attention_layer_ids=list(range(full, full + swa)),
+        full_attention_layer_ids=list(range(full)),
+        device="cpu",
+    )
+    return CacheInitParams(
+        disable=False,
+        req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
+        token_to_kv_pool_allocator=SWATokenToKVPoolAllocator(
+            SLOTS, SWA_SLOTS, page_size, DTYPE, "cpu", kvcache, False
+        ),
+        page_size=page_size,
+        sliding_window_size=16,
+        tree_components=(ComponentType.FULL, ComponentType.SWA),
+    )
+
+
+def recurrent(page_size: int, full: int = 2, linear: int = 4) -> CacheInitParams:
+    """``full`` layers of attention between ``linear`` layers with a recurrent state."""
+    shape = Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=64,
+        n_groups=1,
+        num_heads=4,
+        head_dim=16,
+        state_size=16,
+        conv_kernel=4,
+    )
+    linear_ids = list(range(full, full + linear))
+    requests = HybridReqToTokenPool(
+        size=4,
+        mamba_size=STATES,
+        mamba_spec_state_size=0,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(
+            shape=shape,
+            layers=linear_ids,
+            dtype=Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32),
+        ),
+        mamba_layer_ids=linear_ids,
+        enable_mamba_extra_buffer=False,
+    )
+    kvcache = HybridLinearKVPool(
+        size=SLOTS,
+        dtype=DTYPE,
+        page_size=page_size,
+        head_num=HEADS,
+        head_dim=DIM,
+        full_attention_layer_ids=list(range(full)),
+        device="cpu",
+        mamba_pool=requests.mamba_pool,
+    )
+    return CacheInitParams(
+        disable=False,
+        req_to_token_pool=requests,
+        token_to_kv_pool_allocator=TokenToKVPoolAllocator(SLOTS, DTYPE, "cpu", kvcache, False),
+        page_size=page_size,
+        tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+    )
+
+
+def assembled(
+    shape: Callable[..., CacheInitParams],
+    codec: str = "int8",
+    *,
+    flags: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    rank: int = 0,
+    drafts: int = 0,
+    **kwargs: Any,
+) -> Assembled:
+    """The host pools that SGLang attaches for ``shape(page_size, **kwargs)``. Call by ``apart``.
+
+    flags: SGLang's server arguments; environment: further HIQCACHE_ variables; drafts: layers of a
+    speculative draft model with a pool of its own.
+    """
+    told = Assembled()
+    arguments = _published({**(flags or {})}, codec, environment or {}, rank, told)
+    params = shape(arguments.page_size, **kwargs)
+    if drafts:
+        params.sidecar_draft_device_pools = (mha(drafts, arguments.page_size),)
+    cache = UnifiedRadixCache(params)
+    cache.init_hicache(arguments, params)
+    if drafts:
+        plan = HiCacheDraftPlan(
+            mode=HiCacheDraftMode.SIDECAR, device_pools=params.sidecar_draft_device_pools
+        )
+        kv_cache_builder.maybe_register_hicache_draft(tree_cache=cache, draft_plan=plan)
+    for entry in cache.host_pool_group.entries:
+        pool = entry.host_pool
+        told.pools[str(entry.name)] = Host(
+            type(pool).__name__, pool.size, pool.size_per_token, getattr(pool, "layer_num", 0)
+        )
+    return told
+
+
+def refused(*args: Any, **kwargs: Any) -> str:
+    """The text of the refusal of ``assembled(*args, **kwargs)``. Call by ``apart``."""
+    try:
+        assembled(*args, **kwargs)
+    except UnsupportedError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def offloaded(codec: str) -> str:
+    """What is said where a decode server's offload asks for its host pool. Call by ``apart``."""
+    flags = {
+        **DECODE,
+        "disaggregation_decode_retraction_backup": "cpu_tensor",
+        "disaggregation_decode_enable_offload_kvcache": True,
+        "hicache_storage_backend": "file",
+    }
+    _published(flags, codec, {}, 0, Assembled())
+    try:
+        # As DecodeKVCacheOffloadManager calls it.
+        assembler.build_kv_host_pool(kv_pool=mha(), page_size=1, use_mla=False)
+    except UnsupportedError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def without_l2(codec: str) -> str:
+    """The plug-in's log where SGLang makes its prefix cache without L2. Call by ``apart``."""
+    told = Assembled()
+    arguments = _published({"enable_hierarchical_cache": False}, codec, {}, 0, told)
+    params = plain(1)
+    kv_cache_builder.create_tree_cache(
+        TreeCacheBuildContext(
+            server_args=arguments,
+            params=params,
+            is_hybrid_swa=False,
+            full_tokens_per_layer=None,
+            is_hybrid_ssm=False,
+            is_dsa=False,
+            enable_hierarchical_cache=False,
+            disable_radix_cache=False,
+            tp_worker=None,
+            model_config=None,
+            tp_size=1,
+            tp_rank=0,
+            tp_group=None,
+        )
+    )
+    return told.log
+
+
+def staged(codec: str, *, flags: dict[str, Any] | None = None) -> list[int]:
+    """Layers of each pool that SGLang sets write-back memory aside for. Call by ``apart``."""
+    _published(flags or {}, codec, {}, 0, Assembled())
+    asked = []
+    kv_cache_builder.prepare_mha_write_back_staging = lambda *_, layer_num, **__: asked.append(
+        layer_num
+    )
+    runner = SimpleNamespace(token_to_kv_pool=mha(layers=3), mtp_draft_device_pools=())
+    kv_cache_builder.prepare_hicache_staging(
+        tp_worker=SimpleNamespace(model_runner=runner),
+        draft_plan=HiCacheDraftPlan(mode=HiCacheDraftMode.SIDECAR, device_pools=(mha(layers=1),)),
+    )
+    return asked
+
+
+def _published(
+    flags: dict[str, Any], codec: str, environment: dict[str, str], rank: int, told: Assembled
+) -> ServerArgs:
+    """SGLang's arguments, published as in a scheduler process that has loaded the plug-in."""
+    os.environ.update(HIQCACHE_CODEC=codec, **environment)
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.log += record.getMessage() + "\n"
+
+    logger = logging.getLogger("hiqcache")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Keep())
+    # There is no CUDA here to register host memory with.
+    MambaPoolHost.__init__.__kwdefaults__["pin_memory"] = False
+    plugin.register()
+    HookRegistry.apply_hooks()
+    model = Path(tempfile.mkdtemp())
+    (model / "config.json").write_text(json.dumps(_CONFIG))
+    arguments = ServerArgs(
+        **{
+            "model_path": str(model),
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": 8.0,
+            "page_size": 1,
+            **flags,
+        }
+    )
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank))
+    return arguments
+
+
+#: Its shapes are not used: the pools are built by hand.
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": HEADS,
+    "head_dim": DIM,
+    "intermediate_size": 256,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}

@@ -1,0 +1,141 @@
+"""Which host pools are quantised and how many slots each gets, by SGLang's own assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.sglang.assembled import (
+    DECODE,
+    Assembled,
+    apart,
+    assembled,
+    offloaded,
+    plain,
+    recurrent,
+    refused,
+    sliding,
+    staged,
+    without_l2,
+)
+
+SIZE = {"hicache_ratio": None, "hicache_size": 1}
+
+#: The KV pools of each kind of model, and how many layers each has.
+KV = {plain: {"kv": 3}, sliding: {"kv": 2, "swa": 3}, recurrent: {"kv": 2}}
+
+
+@pytest.fixture(scope="module")
+def assemble() -> Callable[..., Assembled]:
+    known: dict[str, Assembled] = {}
+
+    def once(*args: Any, **kwargs: Any) -> Assembled:
+        key = f"{args} {kwargs}"
+        if key not in known:
+            known[key] = apart(assembled, *args, **kwargs)
+        return known[key]
+
+    return once
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+@pytest.mark.parametrize("flags", [{}, SIZE, {"page_size": 16}], ids=["ratio", "size", "pages"])
+@pytest.mark.parametrize("shape", KV)
+def test_every_pool_grows_alike_within_the_bytes_of_sglangs_own(
+    shape: Any, flags: dict[str, Any], drafts: int, assemble: Callable[..., Assembled]
+) -> None:
+    if shape is recurrent and "page_size" in flags:
+        pytest.skip("SGLang keeps recurrent states at pages of one token")
+    stock = assemble(shape, "bf16", flags=flags, drafts=drafts)
+    ours = assemble(shape, "int8", flags=flags, drafts=drafts)
+    assert list(ours.pools) == list(stock.pools)
+    for name, layers in KV[shape].items():
+        assert ours.pools[name].kind == "MHATokenToKVPoolHostINT8"
+        assert ours.pools[name].layers == layers
+        # 256 B a row, 132 B here, and what a page is rounded up by.
+        assert 132 * layers * 2 <= ours.pools[name].bytes_per_slot < 256 * layers * 2
+    for name in set(ours.pools) - set(KV[shape]):
+        assert ours.pools[name].kind == stock.pools[name].kind
+        assert ours.pools[name].bytes_per_slot == stock.pools[name].bytes_per_slot
+    # Each pool is rounded down to pages, and SGLang adds one.
+    page = flags.get("page_size", 1)
+    spare = 2 * sum(pool.bytes_per_slot * page for pool in stock.pools.values())
+    assert abs(ours.bytes - stock.bytes) <= spare
+    grown = {name: (p.slots - page) / stock.pools[name].slots for name, p in ours.pools.items()}
+    most = {name: (p.slots + page) / stock.pools[name].slots for name, p in ours.pools.items()}
+    assert max(grown.values()) <= min(most.values())
+    assert min(most.values()) > 1
+
+
+def test_sizing_by_tokens_keeps_sglangs_slots(assemble: Callable[..., Assembled]) -> None:
+    stock = assemble(sliding, "bf16")
+    ours = assemble(sliding, "int8", environment={"HIQCACHE_SIZING": "tokens"})
+    assert [p.slots for p in ours.pools.values()] == [p.slots for p in stock.pools.values()]
+    assert ours.bytes < stock.bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "stages", "page_size"),
+    [
+        (plain, [{"layers": 3}, {"layers": 4}], 1),
+        (plain, [{"layers": 3}, {"layers": 4}], 16),
+        (sliding, [{"full": 1, "swa": 4}, {"full": 3, "swa": 2}], 16),
+        (recurrent, [{"full": 1, "linear": 2}, {"full": 2, "linear": 5}], 1),
+    ],
+    ids=["plain", "plain pages", "sliding", "recurrent"],
+)
+def test_pipeline_stages_get_equal_slots_without_asking_each_other(
+    shape: Any, stages: list[dict[str, int]], page_size: int
+) -> None:
+    """Each stage alone in its process: nothing but what it knows can decide."""
+    flags = {"pp_size": 2, "page_size": page_size}
+    found = [
+        apart(assembled, shape, flags=flags, rank=rank, **stage)
+        for rank, stage in enumerate(stages)
+    ]
+    assert found[0].pools["kv"].kind == "MHATokenToKVPoolHostINT8"
+    slots = [{name: pool.slots for name, pool in stage.pools.items()} for stage in found]
+    assert slots[0] == slots[1]
+    if shape is not recurrent:
+        stock = apart(assembled, shape, "bf16", flags=flags, **stages[0])
+        assert slots[0]["kv"] > 1.3 * stock.pools["kv"].slots
+        assert found[0].bytes <= stock.bytes
+
+
+def test_retracted_requests_stay_in_sglangs_own_pool(assemble: Callable[..., Assembled]) -> None:
+    """A decode server's default: its host pool holds answers in the making, not a cache."""
+    found = assemble(plain, flags=DECODE)
+    assert found.pools["kv"].kind == "MHATokenToKVPoolHostCopy"
+    assert "retracted requests stays SGLang's own" in found.log
+
+
+def test_a_pool_of_both_purposes_is_refused() -> None:
+    both = {
+        "enable_hierarchical_cache": True,
+        "disaggregation_decode_enable_radix_cache": True,
+        "disaggregation_transfer_backend": "mooncake",
+    }
+    text = apart(refused, plain, flags={**DECODE, **both})
+    assert "--disaggregation-decode-retraction-backup cpu_tensor" in text
+    assert "HIQCACHE_CODEC" in text
+
+
+def test_decode_offload_is_refused() -> None:
+    text = apart(offloaded, "int8")
+    assert "--disaggregation-decode-enable-offload-kvcache" in text
+    assert "HIQCACHE_CODEC" in text
+
+
+def test_without_l2_the_operator_is_told_once_what_to_add() -> None:
+    log = apart(without_l2, "int8")
+    assert log.count("does nothing here") == 1
+    assert "--enable-hierarchical-cache" in log
+    assert "does nothing" not in apart(without_l2, "bf16")
+
+
+def test_write_back_memory_is_set_aside_for_sglangs_own_pools_alone() -> None:
+    assert apart(staged, "bf16") == [3, 1]
+    assert apart(staged, "int8") == [1]  # the draft's
+    assert apart(staged, "int8", flags=DECODE) == [3, 1]
