@@ -300,7 +300,8 @@ FEATURES: Mapping[str, Entry] = _by_key(
     ),
     Entry(
         "retraction",
-        "Requests retracted on a decode server: their host pool stays SGLang's own",
+        "Requests retracted on a decode server: their host pool stays SGLang's own "
+        "(HIQCACHE_RETRACTION=quantised: by the codec)",
         tested=(
             Evidence(
                 "unit",
@@ -314,7 +315,8 @@ FEATURES: Mapping[str, Entry] = _by_key(
         "shared_retraction",
         "Retracted requests in the host pool that is L2 too",
         refused="answers in the making would be quantised.",
-        way_out="Start with --disaggregation-decode-retraction-backup cpu_tensor",
+        way_out="Start with --disaggregation-decode-retraction-backup cpu_tensor, or set "
+        "HIQCACHE_RETRACTION=quantised to have them stored by the codec",
         tested=(
             Evidence(
                 "unit", "refused", "CPU", _ASSEMBLY + "test_a_pool_of_both_purposes_is_refused"

@@ -19,6 +19,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "HIQCACHE_CODEC": (STOCK, *CODEC_NAMES),
     "HIQCACHE_TRANSFER": ("auto", "dma", "fused", "mover", "torch"),
     "HIQCACHE_SIZING": ("bytes", "tokens"),
+    "HIQCACHE_RETRACTION": (STOCK, "quantised"),
     "HIQCACHE_METRICS": ("1", "0"),
     "HIQCACHE_CHECKSUM": ("0", "1"),
     # Any version of SGLang: see _version.
@@ -39,6 +40,9 @@ class Settings:
     sizing: what ``--hicache-ratio`` fixes. ``bytes``: the pool takes the bytes that SGLang's own
         pool would have taken, and holds more tokens. ``tokens``: it holds the tokens that SGLang's
         own pool would have held, in fewer bytes. ``--hicache-size`` means bytes either way.
+    retraction: how a PD decode server keeps retracted requests in its host pool. ``bf16``: in
+        SGLang's own rows, so that answers in the making stay as they were. ``quantised``: by the
+        codec.
     metrics: whether the exporter runs.
     checksum: whether every record is summed at its backup and checked at its restore.
     allow_sglang: another release of SGLang than HiQCache is tested with, which is served all the
@@ -48,6 +52,7 @@ class Settings:
     codec: str = STOCK
     transfer: str = "auto"
     sizing: str = "bytes"
+    retraction: str = STOCK
     metrics: bool = True
     checksum: bool = False
     allow_sglang: str = ""
@@ -88,6 +93,7 @@ class Settings:
             codec=given.get("HIQCACHE_CODEC", STOCK),
             transfer=given.get("HIQCACHE_TRANSFER", "auto"),
             sizing=given.get("HIQCACHE_SIZING", "bytes"),
+            retraction=given.get("HIQCACHE_RETRACTION", STOCK),
             metrics=given.get("HIQCACHE_METRICS", "1") == "1",
             checksum=given.get("HIQCACHE_CHECKSUM", "0") == "1",
             allow_sglang=given.get("HIQCACHE_ALLOW_SGLANG", ""),

@@ -8,7 +8,7 @@ from hiqcache.settings import Settings, SettingsError
 
 
 def test_defaults() -> None:
-    assert Settings.from_env({}) == Settings("bf16", "auto", "bytes", True)
+    assert Settings.from_env({}) == Settings("bf16", "auto", "bytes", "bf16", True)
     assert not Settings.from_env({"PATH": "/bin"}).quantises
 
 
@@ -17,12 +17,13 @@ def test_every_variable_is_read() -> None:
         "HIQCACHE_CODEC": "int8-rot",
         "HIQCACHE_TRANSFER": "torch",
         "HIQCACHE_SIZING": "tokens",
+        "HIQCACHE_RETRACTION": "quantised",
         "HIQCACHE_METRICS": "0",
         "HIQCACHE_CHECKSUM": "1",
         "HIQCACHE_ALLOW_SGLANG": "0.5.24.post1",
     }
     assert Settings.from_env(env) == Settings(
-        "int8-rot", "torch", "tokens", False, True, "0.5.24.post1"
+        "int8-rot", "torch", "tokens", "quantised", False, True, "0.5.24.post1"
     )
 
 

@@ -7,8 +7,9 @@ host pool              built by (SGLang 0.5.23)                      here
 =====================  ============================================  ==========================
 L2                     attach_hybrid_pool_to_unified_cache, with     quantised
                        --enable-hierarchical-cache
-retracted requests     the same, without it: PD decode servers       SGLang's own
-both in one pool       the same, with both                           refused
+retracted requests     the same, without it: PD decode servers       SGLang's own, unless
+                                                                     HIQCACHE_RETRACTION asks
+both in one pool       the same, with both                           refused, unless it asks
 decode offload to L3   DecodeKVCacheOffloadManager                   refused
 draft models           maybe_register_hicache_draft; label draft*    SGLang's own, measured
 sparse attention       HiSparseCoordinator                           SGLang's own, not hooked
@@ -80,10 +81,12 @@ class Assembly:
         from sglang.srt.runtime_context import get_disagg, get_memory
 
         memory = get_memory()
-        if not memory.enable_hierarchical_cache:
+        asked = self._settings.retraction == "quantised"
+        if not memory.enable_hierarchical_cache and not asked:
             if self._settings.quantises:
                 logger.info(
-                    "HiQCache: the host pool for retracted requests stays SGLang's own, lossless."
+                    "HiQCache: the host pool for retracted requests stays SGLang's own, lossless "
+                    "(HIQCACHE_RETRACTION=quantised stores them by the codec)."
                 )
             return original(cache, params, *args, **kwargs)
         if not self._settings.quantises:
@@ -92,7 +95,8 @@ class Assembly:
 
         from hiqcache.sglang.sizing import growth
 
-        require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
+        if not asked:
+            require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
         require_no_storage(memory.hicache_storage_backend)
         factor = Fraction(1)
         if memory.hicache_size > 0 or self._settings.sizing == "bytes":

@@ -111,13 +111,23 @@ def test_retracted_requests_stay_in_sglangs_own_pool(assemble: Callable[..., Ass
     assert "retracted requests stays SGLang's own" in found.log
 
 
+#: L2 and retracted requests in one pool.
+BOTH = {
+    **DECODE,
+    "enable_hierarchical_cache": True,
+    "disaggregation_decode_enable_radix_cache": True,
+    "disaggregation_transfer_backend": "mooncake",
+}
+
+
+@pytest.mark.parametrize("flags", [DECODE, BOTH], ids=["retraction", "both"])
+def test_retracted_requests_are_quantised_where_the_operator_asks(flags: dict[str, Any]) -> None:
+    found = apart(assembled, plain, flags=flags, environment={"HIQCACHE_RETRACTION": "quantised"})
+    assert found.pools["kv"].kind == "MHATokenToKVPoolHostINT8"
+
+
 def test_a_pool_of_both_purposes_is_refused() -> None:
-    both = {
-        "enable_hierarchical_cache": True,
-        "disaggregation_decode_enable_radix_cache": True,
-        "disaggregation_transfer_backend": "mooncake",
-    }
-    text = apart(refused, plain, flags={**DECODE, **both})
+    text = apart(refused, plain, flags=BOTH)
     assert "--disaggregation-decode-retraction-backup cpu_tensor" in text
     assert "HIQCACHE_CODEC" in text
 
