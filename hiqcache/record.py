@@ -1,7 +1,8 @@
 """RecordLayout: where every code row and scale row lies in the host arena.
 
 A record is one token's rows of one layer: one row for each *part*, such as K and V, or the latent
-and the rope of MLA. A row is codes, then scales. Two formats:
+and the rope of MLA. A row is codes and scales; the scales of some codecs are a whole page's, one
+row for all its tokens. Two formats:
 
 packed
     A page is one contiguous span. Where it has CHUNK_TOKENS or more, it holds its layers one after
@@ -59,10 +60,14 @@ def kv_parts(heads: int, head_dim: int, v_head_dim: int | None = None) -> tuple[
 
 
 class RowFormat(NamedTuple):
-    """Bytes of one token's row of one part in one layer: ``codes``, then ``scales``."""
+    """Bytes of one token's row of one part in one layer: ``codes``, then ``scales``.
+
+    ``per_page``: whether ``scales`` are those of all tokens of a page together.
+    """
 
     codes: int
     scales: int
+    per_page: bool = False
 
 
 class Plane(NamedTuple):
@@ -70,7 +75,7 @@ class Plane(NamedTuple):
 
     The row of ``slot`` in ``layer`` starts at
     ``base + slot // page_size * page_stride + layer * layer_stride + slot % page_size *
-    slot_stride`` and is ``row_bytes`` long.
+    slot_stride`` and is ``row_bytes`` long. A page's slots share a row where slot_stride is 0.
     """
 
     base: int
@@ -111,6 +116,15 @@ class RecordLayout:
     def __post_init__(self) -> None:
         if min(self.layers, self.page_size, *(row.codes for row in self.rows)) < 1:
             raise ValueError(f"layers, page_size and code rows must be positive: {self}")
+        if self.whole_pages and (self.format == "padded" or self.page_size < CHUNK_TOKENS):
+            raise ValueError(
+                f"scales of a whole page take packed pages of {CHUNK_TOKENS} tokens or more: {self}"
+            )
+
+    @property
+    def whole_pages(self) -> bool:
+        """Whether a page is stored and restored as a whole: its tokens share scales."""
+        return any(row.per_page for row in self.rows)
 
     @property
     def chunk_layers(self) -> int:
@@ -120,7 +134,7 @@ class RecordLayout:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk of a packed page, rounded up for the next."""
-        return round_up(self._chunk_codes + self._tokens_of_chunk * self._scales, VECTOR_BYTES)
+        return round_up(self._chunk_codes + sum(map(self._scale_bytes, self.rows)), VECTOR_BYTES)
 
     @property
     def page_bytes(self) -> int:
@@ -152,9 +166,9 @@ class RecordLayout:
         """The planes of each part in an arena of ``pages`` pages."""
         return tuple(self._padded(pages) if self.format == "padded" else self._packed(pages))
 
-    @property
-    def _scales(self) -> int:
-        return sum(row.scales for row in self.rows)
+    def _scale_bytes(self, row: RowFormat) -> int:
+        """Bytes of all scales of a part in a chunk."""
+        return row.scales * (1 if row.per_page else self._tokens_of_chunk)
 
     @property
     def _tokens_of_chunk(self) -> int:
@@ -172,11 +186,12 @@ class RecordLayout:
             chunk = self.chunk_bytes
             strides = (self.page_bytes, chunk) if first else (chunk, chunk * pages)
             offsets = _running(size * row.codes for row in self.rows)
-            scale_offsets = _running(size * row.scales for row in self.rows)
+            scale_offsets = _running(map(self._scale_bytes, self.rows))
             for row, codes, scales in zip(self.rows, offsets, scale_offsets, strict=True):
+                scale_stride = 0 if row.per_page else row.scales
                 yield Planes(
                     Plane(codes, *strides, row.codes, row.codes),
-                    Plane(self._chunk_codes + scales, *strides, row.scales, row.scales),
+                    Plane(self._chunk_codes + scales, *strides, scale_stride, row.scales),
                 )
             return
         # Tokens whose rows of a layer and a part follow each other, and a page's stride.

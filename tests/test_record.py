@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiqcache.codecs.formats import int8_row
-from hiqcache.record import RecordLayout, RowFormat, tokens_in_gigabytes
+from hiqcache.record import CHUNK_TOKENS, RecordLayout, RowFormat, tokens_in_gigabytes
 
 QWEN3_8B = int8_row(heads=8, width=128)
 
@@ -35,12 +35,18 @@ def test_a_padded_record_is_1152_bytes() -> None:
     assert layout.page_bytes == 2 * 1152
 
 
+@pytest.mark.parametrize(("page_size", "record_format"), [(1, "packed"), (64, "padded")])
+def test_a_page_shares_scales_only_where_it_is_a_chunk(page_size: int, record_format: str) -> None:
+    with pytest.raises(ValueError, match="packed pages of 16 tokens or more"):
+        RecordLayout(1, page_size, (RowFormat(8, 4, per_page=True),), format=record_format)  # type: ignore[arg-type]
+
+
 def test_stock_capacity() -> None:
     assert tokens_in_gigabytes(8, 147_456) == 54_254
 
 
 def row_spans(layout: RecordLayout, pages: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of every code and scale row of an arena."""
+    """(start, end) of every code and scale row of an arena; a row of a page once for each slot."""
     for plane in itertools.chain(*layout.planes(pages)):
         for slot in range(pages * layout.page_size):
             for layer in range(layout.layers):
@@ -48,7 +54,9 @@ def row_spans(layout: RecordLayout, pages: int) -> Iterator[tuple[int, int]]:
                 yield start, start + plane.row_bytes
 
 
-formats = st.builds(RowFormat, st.integers(1, 300), st.integers(1, 9).map(lambda n: 2 * n))
+formats = st.builds(
+    RowFormat, st.integers(1, 300), st.integers(1, 9).map(lambda n: 2 * n), st.booleans()
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,8 +76,13 @@ def test_rows_never_overlap_and_never_leave_the_arena(
     order: str,
     record_format: str,
 ) -> None:
+    if record_format == "padded" or page_size < CHUNK_TOKENS:
+        rows = [row._replace(per_page=False) for row in rows]
     layout = RecordLayout(layers, page_size, tuple(rows), order, record_format)  # type: ignore[arg-type]
-    spans = sorted(row_spans(layout, pages))
+    spans = sorted(set(row_spans(layout, pages)))
+    shared = sum(row.per_page for row in rows)
+    slots = pages * page_size
+    assert len(spans) == layers * (slots * (2 * len(rows) - shared) + pages * shared)
     assert spans[0][0] >= 0
     assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
     assert spans[-1][1] <= layout.arena_bytes(pages)

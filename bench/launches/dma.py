@@ -45,7 +45,7 @@ class Ring(NamedTuple):
 RINGS = (
     Ring(RING_SLOTS, RING_SLOT_BYTES),
     Ring(2, 10_000_000),
-    Ring(2, 15_000_000),
+    Ring(3, 10_000_000),
     Ring(3, 5_000_000),
     Ring(6, 5_000_000),
     Ring(12, 2_500_000),

@@ -36,14 +36,15 @@ BACKUP = {
 RESTORE = {"int8": Launch(8192, 6, 8, 5), "int8-rot": Launch(8192, 12, 4, 5)}
 
 # Behind the copy engine kernels read and write device memory, and need no more than to keep up with
-# it: two programs a multiprocessor of an H200 (python -m bench.launches --dma tries others).
-ENCODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
+# it: two programs a multiprocessor of an H200, or four (python -m bench.launches --dma, whose
+# figures are in results/h200/launches_dma.md).
+ENCODE = {"int8": Launch(8192, 528, 4), "int8-rot": Launch(8192, 264, 4)}
 DECODE = {"int8": Launch(8192, 264, 4), "int8-rot": Launch(8192, 264, 4)}
 
-#: The ring: so many batches of so many bytes, two layers of 2,048 tokens of Qwen3-8B each, or two
-#: of its pages of 64 with all layers.
-RING_SLOTS = 3
-RING_SLOT_BYTES = 10_000_000
+#: The ring: so many batches of so many bytes, three layers of 2,048 tokens of Qwen3-8B each, or
+#: three of its pages of 64 with all layers. More and smaller batches cost the CPU more.
+RING_SLOTS = 2
+RING_SLOT_BYTES = 15_000_000
 
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,
