@@ -14,8 +14,8 @@ before the stream began, so that none of it is Python. Ours get host slots on th
 plug-in has SGLang hand them to dma, so bringing them to the device is part of their time; stock
 gets them as SGLang brings them, on the device but for staged backups. The contenders take turns
 within a repetition; mover has its turns alone, since it keeps the CPU so busy, in Python, that who
-comes after it finds cold caches. Writes JSON after every setting; the table and the plot beside it are made from
-that file, also alone: `--report-only`.
+comes after it finds cold caches. Writes JSON after every setting; the table and the plot beside it
+are made from that file, also alone: `--report-only`.
 """
 
 from __future__ import annotations
