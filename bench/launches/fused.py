@@ -171,7 +171,7 @@ def table(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}` on one {result['card']}. {result['tokens']:,} tokens of Qwen3-8B's "
         f"KV. PCIe ceiling, plain copies: {link['h2d']} GB/s to the device, {link['d2h']} GB/s to "
-        "the host. In bold, what the fused transfer launches. Medians; «lost» is what one transfer "
+        'the host. In bold, what the fused transfer launches. Medians; "lost" is what one transfer '
         "costs a decode step beside it: the share of its time that it loses, times what the "
         "transfer takes alone.",
     ]

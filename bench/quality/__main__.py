@@ -216,7 +216,7 @@ def _check_bytes(expected: int, arm: str, server: Server, rows: Rows) -> dict[st
     if tokens < reported or moved != tokens * expected:
         raise InvalidRunError(
             f"INVALID RUN: {arm} restored {tokens:.0f} tokens in {moved:.0f} bytes, where its "
-            f"requests reported {reported} tokens and its layout takes {expected} bytes a token."
+            f"requests reported {reported} tokens and its layout takes {expected} bytes per token."
         )
     return {"tokens": tokens, "bytes": moved, "bytes_per_token": moved / tokens}
 

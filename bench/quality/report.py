@@ -11,7 +11,7 @@ from bench.lab.texts import TEXTS
 #: Rows in their order; {0} is the precision that the model computes in.
 TITLES = {
     "cold": "noise: {0}, cold prefill (another shape)",
-    "batched": "noise: {0} restored, two requests a batch",
+    "batched": "noise: {0} restored, two requests per batch",
     "bf16": "{0}, restored from L2",
     "int8": "int8, restored from L2",
     "int8-rot": "int8-rot, restored from L2",

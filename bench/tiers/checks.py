@@ -47,7 +47,7 @@ def reasons_invalid(
         tokens, moved = (_delta(before, after, name) for name in (tokens_name, bytes_name))
         if tokens and round(moved / tokens, 3) != layout:
             reasons.append(
-                f"it {what} {moved / tokens:.1f} B a token where the layout takes {layout} B"
+                f"it {what} {moved / tokens:.1f} B per token where the layout takes {layout} B"
             )
     reported = sum(timing.host for timing in timings)
     restored = _delta(before, after, RESTORED_TOKENS)

@@ -279,7 +279,7 @@ def _sweep(base: Point, capacity: int, scale: Scale) -> tuple[Point, ...]:
     output = max(1, base.output // 8)
 
     def at(name: str, share: float, prefix: int) -> Point:
-        # Whole groups that stay within the share, so that «fits» means fits.
+        # Whole groups that stay within the share, so that "fits" means fits.
         groups = max(2, int(share * capacity / (prefix + 2 * base.suffix)))
         requests = max(base.requests // 2, min(groups, base.requests))
         return replace(

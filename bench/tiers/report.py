@@ -90,7 +90,7 @@ def _sweep(summary: Summary, plot: Path) -> Section:
     return Section(
         "Sweep: where the gain starts and ends",
         [
-            "Every prefix is computed once before the measured requests. «All fits»: the prefixes "
+            'Every prefix is computed once before the measured requests. "All fits": the prefixes '
             "and everything else that the run leaves in L2 fit BF16's L2 too, so that no gain can "
             f"be had. Mean TTFT over BF16's, all such runs pooled: {fits or 'none ran'}."
             + _by_turns(summary),

@@ -13,7 +13,7 @@ Summary = dict[str, Any]
 def same_tokens(summary: Summary) -> Table:
     """Same tokens: bytes of L2 for the same tokens."""
     return Table(
-        ("L2", "tokens", "B a token", "L2 bytes", "of BF16", "hit ratio", "restored tokens"),
+        ("L2", "tokens", "bytes per token", "L2 bytes", "of BF16", "hit ratio", "restored tokens"),
         [
             (
                 title(row["arm"]),

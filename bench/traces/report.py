@@ -55,7 +55,7 @@ def _replays(summaries: Sequence[Summary]) -> Section:
         "Traces, replayed on servers",
         [
             "The first requests of a trace, one after the other, a block of 512 tokens made "
-            "shorter to fit the machine; every arm's L2 takes the same bytes. «As simulated»: "
+            'shorter to fit the machine; every arm\'s L2 takes the same bytes. "As simulated": '
             "requests whose tokens from L1 and from L2 are those that the simulation says.",
             *(made_with(summary["setup"]) for summary in summaries),
         ],

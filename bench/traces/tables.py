@@ -36,7 +36,7 @@ def replays(summaries: Sequence[Summary]) -> Table:
     rows = [
         (
             summary["replayed"],
-            f"{summary['requests']}, {summary['block_tokens']} tokens a block, "
+            f"{summary['requests']}, {summary['block_tokens']} tokens per block, "
             f"{summary['max_input_tokens']:,} at most",
             f"{row['l1_tokens']:,}",
             title(row["arm"]),

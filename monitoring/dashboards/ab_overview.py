@@ -70,7 +70,7 @@ def _gains() -> Row:
         ),
         number(
             "Throughput gain",
-            "Output tokens a second of INT8 over BF16's. Near 1 where the load sends both "
+            "Output tokens per second of INT8 over BF16's. Near 1 where the load sends both "
             "arms the same requests at a fixed rate.",
             [(f"{_rate(tokens, 'int8')} / {_rate(tokens, 'bf16')}", "")],
             _TIMES,
@@ -79,7 +79,7 @@ def _gains() -> Row:
             no_value="no load yet",
         ),
         number(
-            "Restore time a token",
+            "Restore time per token",
             "INT8's seconds a restored token over BF16's: below 1, INT8 restores faster. A "
             "GPU reads half the bytes; a CPU computes the decoding.",
             [("hiqcache_restore_time_ratio", "")],
@@ -146,7 +146,7 @@ def _graphs() -> list[Row]:
             ),
             lines(
                 "Output throughput",
-                "Output tokens a second over 2 minutes.",
+                "Output tokens per second over 2 minutes.",
                 [(f"arm_model:output_tokens:rate2m{{{ARMS}}}", "{{arm}}")],
                 "suffix:tok/s",
             ),
@@ -167,7 +167,7 @@ def _graphs() -> list[Row]:
             7,
             lines(
                 "Evicted from L2",
-                "Tokens evicted from host memory a second, over 2 minutes: what will have to be "
+                "Tokens evicted from host memory per second, over 2 minutes: what will have to be "
                 "computed again if it is asked for again.",
                 [
                     (
@@ -194,7 +194,7 @@ def _graphs() -> list[Row]:
             ),
             lines(
                 "Restored tokens",
-                "Tokens read back from host memory a second, on the chosen ranks (the largest): "
+                "Tokens read back from host memory per second, on the chosen ranks (the largest): "
                 "prefill that was saved.",
                 [
                     (

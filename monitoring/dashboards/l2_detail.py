@@ -51,8 +51,8 @@ def _numbers() -> Row:
             _NEUTRAL,
         ),
         number(
-            "Bytes a token",
-            "Host memory that a token takes over the chosen ranks: codes, scales, rounding.",
+            "Bytes per token",
+            "Host memory that one token takes over the chosen ranks: codes, scales, rounding.",
             [
                 (
                     f"sum by (arm, pool) (hiqcache_l2_bytes_per_token{{{RANKS}}})",
@@ -116,7 +116,7 @@ def _held() -> Row:
         ),
         lines(
             "Evicted",
-            "Tokens evicted a second to make room, over a minute.",
+            "Tokens evicted per second to make room, over a minute.",
             [
                 (
                     f"max by (arm, pool) (rate(hiqcache_l2_evicted_tokens_total{{{RANKS}}}[1m]))",
@@ -161,7 +161,7 @@ def _moved() -> list[Row]:
             8,
             lines(
                 "Tokens moved",
-                "Tokens a second to host memory (backup) and from it (restore, dashed), over a "
+                "Tokens per second to host memory (backup) and from it (restore, dashed), over a "
                 "minute.",
                 [
                     (rate("hiqcache_backup_tokens_total"), "{{arm}} backup"),
@@ -172,8 +172,8 @@ def _moved() -> list[Row]:
             ),
             lines(
                 "Bandwidth while copying",
-                "Stored bytes a second of copying time, over 2 minutes. A PCIe 5 x16 link carries "
-                "about 55 GB/s each way.",
+                "Stored bytes per second of copying time, over 2 minutes. A PCIe 5 x16 link "
+                "carries about 55 GB/s each way.",
                 [
                     (speed("backup"), "{{arm}} backup"),
                     (speed("restore"), "{{arm}} restore"),
@@ -199,7 +199,7 @@ def _moved() -> list[Row]:
             9,
             heat(
                 "Restore latency",
-                "Restores a minute by how long they took, of the chosen arms together. Two bands "
+                "Restores per minute by how long they took, of the chosen arms together. Two bands "
                 "are short and long prefixes; a band that climbs is a link that fills up.",
                 buckets("restore"),
                 "s",
@@ -207,7 +207,7 @@ def _moved() -> list[Row]:
             ),
             heat(
                 "Backup latency",
-                "Backups a minute by how long they took, of the chosen arms together.",
+                "Backups per minute by how long they took, of the chosen arms together.",
                 buckets("backup"),
                 "s",
                 no_value="no backup yet",

@@ -79,14 +79,14 @@ def _traffic() -> Row:
         8,
         lines(
             "Requests",
-            "Requests that ended well, a second, over a minute.",
+            "Requests that ended well, per second, over a minute.",
             [(_per_second("hiqcache_load_requests_total", ', outcome="ok"'), "{{arm}}")],
             "reqps",
             no_value="no load yet",
         ),
         lines(
             "Failures",
-            "Requests that ended badly, a second, by what went wrong.",
+            "Requests that ended badly, per second, by what went wrong.",
             [
                 (
                     _per_second("hiqcache_load_requests_total", ', outcome!="ok"', "arm, outcome"),
@@ -99,7 +99,7 @@ def _traffic() -> Row:
         ),
         lines(
             "Tokens",
-            "Prompt tokens sent (dashed) and output tokens received, a second.",
+            "Prompt tokens sent (dashed) and output tokens received, per second.",
             [
                 (_per_second("hiqcache_load_output_tokens_total"), "{{arm}} output"),
                 (_per_second("hiqcache_load_prompt_tokens_total"), "{{arm}} prompt"),
@@ -135,7 +135,7 @@ def _latencies() -> list[Row]:
             ),
             latency(
                 "Time per output token (TPOT)",
-                "Mean time per token after the first, one value a request.",
+                "Mean time per token after the first, one value per request.",
                 "hiqcache_load_tpot_seconds",
             ),
         ),

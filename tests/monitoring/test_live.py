@@ -37,7 +37,7 @@ QUERIES = [
 NEEDS_LOAD = {
     "hiqcache-ab: TTFT gain A",
     "hiqcache-ab: Throughput gain A",
-    "hiqcache-ab: Restore time a token A",
+    "hiqcache-ab: Restore time per token A",
     # Nothing has left L1 yet, so the canary has compared nothing.
     *(f"hiqcache-l2: Canary: KL per token {ref}" for ref in "AB"),
     "hiqcache-l2: Canary: askings B",

@@ -81,4 +81,4 @@ def test_a_report_shows_both_hit_ratios() -> None:
     }
     table = tables.replays([summary]).markdown()
     assert "| 1,900 | 25.0% | 26.0% | 58 of 60 | 100 (90–110) | 1.000 (0.900–1.100) |" in table
-    assert "60, 8 tokens a block, 1,024 at most | 100 | stock BF16 | 1,000 |" in table
+    assert "60, 8 tokens per block, 1,024 at most | 100 | stock BF16 | 1,000 |" in table
