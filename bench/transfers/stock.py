@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from sglang.kernels.ops.kvcache.hicache import TMA_BLOCK_QUOTA, use_hicache_tma_kernel
@@ -40,6 +41,11 @@ def describe_rows(
         dtype=rows.dtype,
         device=rows.device,
     )
+
+
+def stock_pool(*args: Any, **kwargs: Any) -> Any:
+    """SGLang's own MHA host pool."""
+    return MHATokenToKVPoolHost(*args, **kwargs)
 
 
 class StockTransfer:

@@ -1,0 +1,1 @@
+"""Restores checked one by one, by the million."""
