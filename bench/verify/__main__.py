@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=256, help="random ids lie below it")
     parser.add_argument("--text", choices=TEXTS, help="windows of a text instead of random ids")
     parser.add_argument("--long", default="16x2048", help="prompts x tokens of the exact stage")
-    parser.add_argument("--short", default="1500x96", help="prompts x tokens under pressure")
+    parser.add_argument("--short", default="1500x160", help="prompts x tokens under pressure")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--timeout", type=float, default=400, help="seconds for a start")

@@ -23,7 +23,8 @@ def problems(
     missing = [stage for stage in STAGES if stage not in found]
     wrong = [*_layout(arm, found["capacity"], pools, cut)] if "capacity" in found else []
     wrong += [*_exact(arm, found["exact"])] if "exact" in found else []
-    wrong += [*_pressure(found["pressure"], sizes)] if "pressure" in found else []
+    if "pressure" in found:
+        wrong += [*_pressure(found["pressure"], found["capacity"], sizes, cut.page_size)]
     if missing:
         wrong.append(f"it was cut short: no figures of {', '.join(missing)}")
     return [f"{arm.name}: {each}" for each in wrong]
@@ -64,7 +65,16 @@ def _exact(arm: Arm, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{compared - equal} of {compared} restored answers differ from L1's"
 
 
-def _pressure(found: Mapping[str, Any], sizes: Sizes) -> Iterator[str]:
+def _pressure(
+    found: Mapping[str, Any], tier: Mapping[str, Any], sizes: Sizes, page_size: int
+) -> Iterator[str]:
+    # Of a prompt, whole pages are kept.
+    kept = found["prompts"] * (found["prompt_tokens"] // page_size * page_size)
+    if kept <= (holds := tier["host_total_tokens"]):
+        yield (
+            f"L2 holds {holds:.0f} tokens and {found['prompts']} prompts leave {kept} "
+            "there, so nothing had to leave: take more or longer ones (--short)"
+        )
     if found["requests"] != sizes.requests:
         yield f"{found['requests']} requests under pressure, of {sizes.requests}"
     if not found["restored_requests"]:

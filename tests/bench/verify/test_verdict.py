@@ -105,6 +105,7 @@ def _set(*path: str, value: Any) -> Callable[[Found], None]:
         (_set("pressure", "requests", value=9999), "9999 requests under pressure, of 10000"),
         (_set("pressure", "restored_requests", value=0), "nothing was restored under pressure"),
         (_set("pressure", "bound", value=0.0), "answer every prompt alike"),
+        (_set("capacity", "host_total_tokens", value=144_000), "so nothing had to leave"),
         (_set("pressure", "mismatches", value=1), "1 mismatches under pressure"),
     ],
 )
@@ -115,6 +116,16 @@ def test_each_fault_is_said(
     change(found)
     (problem,) = verdict("int8", found)
     assert text in problem
+
+
+def test_prompts_that_fit_l2_in_whole_pages_do_not_pass(measured: dict[str, Found]) -> None:
+    found = copy.deepcopy(measured["int8"])
+    found["capacity"]["page_size"] = 64
+    layout = found["capacity"]["ranks"]["0"]["kv"]
+    layout["bytes_per_token"] = arm_named("int8").bytes_per_token(QWEN3_8B, 64)
+    # Of 96 tokens 64 are kept: 1,500 of them are less than what L2 holds.
+    (problem,) = problems(arm_named("int8"), found, SIZES, POOLS, Shards(64))
+    assert "1500 prompts leave 96000 there, so nothing had to leave" in problem
 
 
 def test_a_pool_that_no_rank_reports_does_not_pass(measured: dict[str, Found]) -> None:
