@@ -34,8 +34,11 @@ from hiqcache.canary.metrics import CanaryMetrics
 from hiqcache.canary.server import Client
 from hiqcache.canary.watch import Plan, Watch
 
-#: The quality harness's windows: tokens restored and scored, windows of each text.
-PREFIX, SCORED, WINDOWS = 1024, 128, 8
+#: Tokens restored and scored: the quality harness's; and the canary's own, for a copy, which is not
+#: compared with the harness but asked often.
+HARNESS, OWN = (1024, 128), (256, 32)
+#: The harness's windows of each text.
+WINDOWS = 8
 #: L1, so small that a few prompts fill it; L2 holds all of them and what pushes them.
 L1_TOKENS = 3072
 L2_GB = 2
@@ -47,7 +50,7 @@ def prompts(model: Path) -> dict[str, str]:
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     # A few tokens more: cut tokens may join when their text is read again.
-    width = PREFIX + SCORED + 16
+    width = sum(HARNESS) + 16
     return {
         f"{name}-{number}": tokenizer.decode(window)
         for name in TEXTS
@@ -70,7 +73,8 @@ def measure(
         {**CPU_ENV, **arm.env},
     )
     with serving(server), tqdm(total=restored, desc=arm.name, unit="prompt") as bar:
-        plan = Plan(1.0, PREFIX, SCORED, 10**9, 0.01, texts)
+        prefix, scored = HARNESS if arm.quantises else OWN
+        plan = Plan(1.0, prefix, scored, 10**9, 0.01, texts)
         watch = Watch(arm.name, Client(server.url), plan, CanaryMetrics(CollectorRegistry()))
         while len(watch.comparisons) < restored:
             follow(watch, 0.0, len(watch.comparisons) + 1, threading.Event())
@@ -79,6 +83,8 @@ def measure(
     by_prompt = {one.prompt: one.divergences for one in watch.comparisons}
     return {
         **summary(watch),
+        "prefix_tokens": prefix,
+        "scored_tokens_per_prompt": scored,
         "prompts": len(by_prompt),
         # A prompt's rows in L2 stay what they are, so it counts once.
         "kl_nats_interval": bootstrap(
@@ -143,8 +149,6 @@ def main() -> int:
     document: dict[str, Any] = {
         "command": " ".join(["python -m bench.canary", *sys.argv[1:]]),
         "model": model.name,
-        "prefix_tokens": PREFIX,
-        "scored_tokens": SCORED,
         "environment": environment.describe(),
         "arms": {},
     }
