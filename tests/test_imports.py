@@ -27,6 +27,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.quality": {"bench", "bench.lab", "hiqcache"},
     "bench.verify": {"bench", "bench.lab", "hiqcache"},
     "bench.canary": {"bench", "bench.lab", "hiqcache"},
+    "bench.clients": {"bench", "bench.lab", "hiqcache", "loadtest"},
     "bench.soak": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.demo": {"bench", "bench.lab", "hiqcache"},
     "bench.clock": {"bench", "bench.lab", "hiqcache", "loadtest"},

@@ -1,0 +1,1 @@
+"""Clients that no one here wrote, their figures beside ours of the same requests."""

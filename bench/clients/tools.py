@@ -1,0 +1,177 @@
+"""The clients: how each is started against a server, and where its figures are."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from openai import OpenAI
+
+from hiqcache import direct_http
+from loadtest.token_times import TokenTimes
+
+#: What each sends: shared prefixes that together take more than L1, so that L2 is read.
+GROUPS, PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS, REQUESTS = 6, 256, 24, 16, 48
+
+Figures = dict[str, float]
+
+
+class ClientError(RuntimeError):
+    """A client did not run to its end; the text shows its log."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a client runs: the server's address, the model's folder, a folder for its files."""
+
+    url: str
+    model: Path
+    folder: Path
+
+
+def _run(command: list[str], setting: Setting, name: str) -> None:
+    log = setting.folder / f"{name}.log"
+    variables = {"HF_HUB_OFFLINE": "1", "HOME": str(setting.folder), **direct_http.past_proxies()}
+    with log.open("wb") as output:
+        done = subprocess.run(
+            command,
+            cwd=setting.folder,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=1200,
+        )
+    if done.returncode:
+        raise ClientError(f"{name} ended with {done.returncode}:\n{log.read_text()[-3000:]}")
+
+
+def bench_serving(setting: Setting) -> Figures:
+    """sglang.bench_serving, its own shared prefixes and cache report."""
+    output = setting.folder / "bench_serving.jsonl"
+    command = [
+        *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"),
+        *("--base-url", setting.url, "--model", str(setting.model)),
+        *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(GROUPS)),
+        *("--gsp-prompts-per-group", str(REQUESTS // GROUPS)),
+        *("--gsp-system-prompt-len", str(PREFIX_TOKENS)),
+        *("--gsp-question-len", str(SUFFIX_TOKENS), "--gsp-output-len", str(OUTPUT_TOKENS)),
+        *("--max-concurrency", "1", "--warmup-requests", "0", "--cache-report", "--disable-tqdm"),
+        *("--output-file", str(output), "--output-details", "--seed", "1"),
+    ]
+    _run(command, setting, "bench_serving")
+    found = json.loads(output.read_text().splitlines()[-1])
+    return {
+        "requests": found["completed"],
+        "ttft_s": found["median_ttft_ms"] / 1e3,
+        "tpot_s": found["median_tpot_ms"] / 1e3,
+        "cached_tokens": found["cache_report"]["total_cached_tokens"],
+    }
+
+
+def bench_multiturn(setting: Setting) -> Figures:
+    """SGLang's bench_multiturn.py, of its repository's benchmark/hicache, which MULTITURN names.
+
+    It reports times to the first token alone. Each client sends its history again and more.
+    """
+    output = setting.folder / "multiturn.jsonl"
+    parts = urlsplit(setting.url)
+    command = [
+        *(sys.executable, multiturn_script(), "--model-path", str(setting.model)),
+        *("--host", str(parts.hostname), "--port", str(parts.port)),
+        *("--num-clients", str(GROUPS), "--num-rounds", str(REQUESTS // GROUPS)),
+        *("--request-length", "64", "--output-length", str(OUTPUT_TOKENS)),
+        *("--max-parallel", "1", "--request-rate", "100", "--disable-auto-run"),
+        *("--disable-random-sample", "--log-file", str(output), "--seed", "1"),
+    ]
+    _run(command, setting, "bench_multiturn")
+    found = json.loads(output.read_text().splitlines()[-1])["summary"]
+    return {"requests": found["total_requests"], "ttft_s": found["median_ttft"]}
+
+
+def multiturn_script() -> str:
+    """The script that MULTITURN names."""
+    return os.environ.get("MULTITURN", "bench_multiturn.py")
+
+
+def aiperf(setting: Setting) -> Figures:
+    """NVIDIA's AIPerf, from an environment of its own that AIPERF names."""
+    output = setting.folder / "aiperf"
+    command = [
+        *(aiperf_program(), "profile", "--model", setting.model.name),
+        *("--tokenizer", str(setting.model), "--url", setting.url),
+        *("--endpoint-type", "chat", "--streaming", "--use-server-token-count"),
+        *("--num-prefix-prompts", str(GROUPS), "--prefix-prompt-length", str(PREFIX_TOKENS)),
+        *("--isl", str(SUFFIX_TOKENS), "--isl-stddev", "0", "--osl", str(OUTPUT_TOKENS)),
+        *("--osl-stddev", "0", "--extra-inputs", "ignore_eos:true"),
+        *("--concurrency", "1", "--request-count", str(REQUESTS), "--random-seed", "1"),
+        *("--output-artifact-dir", str(output), "--ui", "none"),
+    ]
+    _run(command, setting, "aiperf")
+    found = json.loads((output / "profile_export_aiperf.json").read_text())
+    return {
+        "requests": found["request_count"]["avg"],
+        "ttft_s": found["time_to_first_token"]["p50"] / 1e3,
+        "tpot_s": found["inter_token_latency"]["p50"] / 1e3,
+        "cached_tokens": found["total_usage_prompt_cache_read_tokens"]["avg"],
+    }
+
+
+def aiperf_program() -> str:
+    """The program that AIPERF names."""
+    return os.environ.get("AIPERF", "aiperf")
+
+
+def openai(setting: Setting) -> Figures:
+    """The openai package, asked in a loop; times and usage as it hands them out."""
+    straight = httpx.Client(trust_env=False)
+    client = OpenAI(base_url=f"{setting.url}/v1", api_key="none", http_client=straight)
+    times: list[TokenTimes] = []
+    cached = 0
+    for number in range(REQUESTS):
+        group = number * 5 % GROUPS
+        prompt = (
+            f"Group {group}. " + "It was a dark and stormy night. " * 30 + f"Question {number}?"
+        )
+        one = TokenTimes()
+        start = time.perf_counter()
+        stream: Any = client.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=OUTPUT_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                one.chunk(one.output_tokens + 1, time.perf_counter() - start)
+            if chunk.usage and chunk.usage.prompt_tokens_details:
+                cached += chunk.usage.prompt_tokens_details.cached_tokens or 0
+        one.end(time.perf_counter() - start)
+        times.append(one)
+    return {
+        "requests": len(times),
+        "ttft_s": statistics.median(one.ttft for one in times),
+        "tpot_s": statistics.median(one.tpot for one in times if one.tpot is not None),
+        "cached_tokens": cached,
+    }
+
+
+TOOLS: dict[str, Callable[[Setting], Figures]] = {
+    "bench_serving": bench_serving,
+    "bench_multiturn": bench_multiturn,
+    "aiperf": aiperf,
+    "openai": openai,
+}

@@ -1,0 +1,99 @@
+"""The recorder between clients and servers, and how figures are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from bench.clients.__main__ import compared
+from bench.clients.recorder import Record, Recorder
+from bench.lab.servers import free_port
+from hiqcache import direct_http
+
+CHAT = [
+    {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+    {"choices": [{"delta": {"content": "a"}}]},
+    {"choices": [{"delta": {"content": "b"}}]},
+    {"choices": [{"delta": {"content": "c"}}]},
+]
+USAGE = {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 7}}}
+EXTENSION = {
+    "choices": [],
+    "sglext": {"cached_tokens_details": {"device": 3, "host": 4, "storage": None}},
+}
+GENERATE = [
+    {"text": "a", "meta_info": {"completion_tokens": 1, "cached_tokens": 7}},
+    {"text": "abc", "meta_info": {"completion_tokens": 3, "cached_tokens": 7}},
+]
+
+
+def stream(events: list[dict[str, object]]) -> bytes:
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return "".join([*lines, "data: [DONE]\n\n"]).encode()
+
+
+@pytest.mark.parametrize(
+    "events", [[*CHAT, USAGE], [*CHAT, EXTENSION], GENERATE], ids=["chat", "sglext", "generate"]
+)
+def test_a_stream_in_pieces_gives_times_and_cached_tokens(events: list[dict[str, object]]) -> None:
+    record = Record(path="/x")
+    data = stream(events)
+    for start in range(0, len(data), 11):
+        record.feed(data[start : start + 11], now=1.0 + start / len(data))
+    assert record.ended
+    assert record.output_tokens == 3
+    assert record.cached == 7
+    assert 1.0 <= record.ttft < 2.0
+
+
+class _Upstream(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert json.loads(body) == {"stream": True}
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        data = stream(GENERATE)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def upstream() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Upstream)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_recorder_hands_every_byte_on(upstream: str) -> None:
+    with Recorder(upstream, free_port()).serving() as recorder:
+        for _ in range(2):
+            answer = direct_http.post(f"{recorder.url}/generate", {"stream": True})
+            assert answer.body == stream(GENERATE)
+    found = recorder.figures()
+    assert (found["requests"], found["cached_tokens"]) == (2, 14)
+
+
+def test_no_stream_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no whole stream"):
+        Recorder("http://127.0.0.1:9", 1).figures()
+
+
+def test_what_is_more_than_a_twentieth_apart_does_not_agree() -> None:
+    ours = {"requests": 48, "ttft_s": 0.100, "tpot_s": 0.010}
+    found = compared({"requests": 48, "ttft_s": 0.106}, ours)
+    assert {name: row["agrees"] for name, row in found.items()} == {
+        "requests": True,
+        "ttft_s": False,
+    }
