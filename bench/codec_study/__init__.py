@@ -1,0 +1,1 @@
+"""Which four-bit codec: candidates as a few lines of torch, on real models, in fp32."""
