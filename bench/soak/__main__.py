@@ -46,24 +46,24 @@ class Soak(Protocol):
     def close(self) -> None: ...
 
 
-def follow(arm: Arm, make: Callable[[], Soak], record: Record, until: int, seconds: float) -> None:
+def follow(name: str, make: Callable[[], Soak], record: Record, until: int, seconds: float) -> None:
     """Run one arm in steps until its restores or its seconds are over, or something was wrong."""
     cuda = torch.cuda.is_available()
     step = (STEP if cuda else CPU_STEP)[record.mode]
     deadline = time.monotonic() + seconds
-    if record.done(arm.name) >= until:
+    if record.done(name) >= until:
         return
     soak = make()
     seen: Counter[str] = Counter()
     try:
         with tqdm(
-            total=until, initial=record.done(arm.name), desc=arm.name, unit="restore", mininterval=2
+            total=until, initial=record.done(name), desc=name, unit="restore", mininterval=2
         ) as bar:
-            while record.done(arm.name) < until and time.monotonic() < deadline:
+            while record.done(name) < until and time.monotonic() < deadline:
                 start, told = time.monotonic(), len(soak.faults)
-                soak.run(min(step, until - record.done(arm.name)))
+                soak.run(min(step, until - record.done(name)))
                 now = Counter(soak.counts)
-                record.add(arm.name, now - seen, time.monotonic() - start, soak.faults[told:])
+                record.add(name, now - seen, time.monotonic() - start, soak.faults[told:])
                 bar.update(now["checked_restores"] - seen["checked_restores"])
                 bar.set_postfix(wrong=len(soak.faults))
                 seen = now
@@ -117,7 +117,8 @@ def main() -> int:
             device = torch.device("cuda" if cuda else "cpu")
             return PoolSoak(arm, shape, device, seed, not arguments.no_checksum)
 
-        follow(arm, make, record, arguments.restores, 60 * arguments.minutes)
+        name = f"{arm.name}, pages of {arguments.page_size}, {arguments.layout}"
+        follow(name, make, record, arguments.restores, 60 * arguments.minutes)
     wrong = {arm: len(found["faults"]) for arm, found in record.arms.items() if found["faults"]}
     for arm, count in wrong.items():
         print(f"bench.soak: {arm}: {count} faults; see {out}", file=sys.stderr)

@@ -317,11 +317,10 @@ class PoolSoak:
     def _write_and_back_up(self, fresh: list[Chunk]) -> None:
         if not fresh:
             return
-        numbers = self._numbers_of(fresh)
         rows = torch.cat([chunk.device for chunk in fresh if chunk.device is not None])
         hosts = torch.cat([chunk.host for chunk in fresh])
         with self._on(0):
-            values = self.rows.of(numbers)
+            values = self.rows.of(self._numbers_of(fresh))
             there = self._sent(rows)
             for layer in range(self.shape.layers):
                 self.k[layer][there] = values[0, layer]
@@ -437,7 +436,8 @@ class PoolSoak:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices where SGLang leaves them, or, for a transfer of ours, on the CPU as well."""
         if self.arm.quantises:
-            on_cpu = self.chance.random() < 0.5
+            # SGLang hands dma its slots on the CPU; on the device it leaves them to the kernels.
+            on_cpu = self.chance.random() < (0.9 if self.arm.transfer == "dma" else 0.5)
         else:
             on_cpu = direction == "backup" and bool(self.pool.can_use_write_back_jit)
         return (host if on_cpu else self._sent(host)), self._sent(rows)

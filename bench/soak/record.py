@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,14 @@ class Record:
                     "file with --out."
                 )
             self.arms, self.sessions = found["arms"], found["sessions"]
-        self.sessions.append({"command": self.command, "environment": environment.describe()})
+        self.sessions.append(
+            {
+                "command": self.command,
+                # SGLang's own switches, such as the one that slows the link.
+                "variables": {k: v for k, v in os.environ.items() if k.startswith("SGLANG_TEST_")},
+                "environment": environment.describe(),
+            }
+        )
 
     @property
     def session(self) -> int:

@@ -73,8 +73,10 @@ class CheckedTransfer(Transfer):
         wrong = record_sums(self.arena, host, layer, 1)[0] != self._sums[layer, host]
         self.checked += len(host)
         if len(host):
-            place = host[wrong.int().argmax()] * self.layers + layer
-            self._found[1] = torch.where(wrong.any(), place, self._found[1])
+            # As tensors of one element: to index by a scalar would wait for the stream.
+            place = host.index_select(0, wrong.int().argmax().view(1)) * self.layers + layer
+            last = self._found[1:]
+            last.copy_(torch.where(wrong.any(), place, last))
             self._found[0] += wrong.sum()
         if layer == self.layers - 1:
             # Never torn: 8 bytes each, and the count only grows.

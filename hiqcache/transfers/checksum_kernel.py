@@ -13,7 +13,7 @@ from hiqcache.record import Plane
 from hiqcache.transfers.base import Arena
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "place", "layer"])
 def _add_sums(
     sums,
     buffer,
