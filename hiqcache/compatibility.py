@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from hiqcache.geometry import KVGeometry
+from hiqcache.storage.backends import REFUSED, SERVED
 
 #: What keeps any model served, and how it is refused.
 WAY_OUT = "Unset HIQCACHE_CODEC (or set it to bf16) to serve it with SGLang's own host pool."
@@ -293,10 +294,38 @@ FEATURES: Mapping[str, Entry] = _by_key(
     ),
     Entry(
         "storage",
-        "L3 storage (--hicache-storage-backend)",
-        refused="HiQCache does not write its records to L3 storage yet.",
-        way_out="Start without a storage backend",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_l3_storage"),),
+        f"L3 storage (--hicache-storage-backend {', '.join(SERVED)}); it is chosen at the start",
+        tested=(
+            Evidence(
+                "trained",
+                "SmolLM2-135M, file, across a restart",
+                "CPU",
+                "tests/e2e/test_l3.py::"
+                "test_a_restarted_server_of_another_layout_finds_whole_pages_alone",
+            ),
+            Evidence(
+                "unit",
+                "zero-copy pages, as Mooncake's and NIXL's",
+                "CPU",
+                "tests/sglang/test_storage.py::"
+                "test_zero_copy_pages_come_back_and_damaged_ones_do_not",
+            ),
+        ),
+    ),
+    Entry(
+        "other_storage",
+        f"L3 storage of other kinds ({', '.join(REFUSED)})",
+        refused="their keys name no format, or nobody has tried them with encoded pages.",
+        way_out=f"Choose one of {', '.join(SERVED)}",
+        tested=(
+            Evidence(
+                "unit",
+                "refused",
+                "CPU",
+                "tests/sglang/test_storage.py::"
+                "test_backends_that_cannot_be_served_are_refused_by_name",
+            ),
+        ),
     ),
     Entry(
         "retraction",

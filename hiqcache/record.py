@@ -105,13 +105,17 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The arena of ``layers`` layers with ``page_size`` slots a page; ``rows`` has a row a part."""
+    """The arena of ``layers`` layers with ``page_size`` slots a page; ``rows`` has a row a part.
+
+    trailer_bytes: kept free at the end of each packed page, for what proves it in storage.
+    """
 
     layers: int
     page_size: int
     rows: tuple[RowFormat, ...]
     order: Order = "page_first"
     format: Format = "packed"
+    trailer_bytes: int = 0
 
     def __post_init__(self) -> None:
         if min(self.layers, self.page_size, *(row.codes for row in self.rows)) < 1:
@@ -120,6 +124,8 @@ class RecordLayout:
             raise ValueError(
                 f"scales of a whole page take packed pages of {CHUNK_TOKENS} tokens or more: {self}"
             )
+        if self.trailer_bytes and self.format != "packed":
+            raise ValueError(f"padded pages are no single spans, so they have no trailer: {self}")
 
     @property
     def whole_pages(self) -> bool:
@@ -147,7 +153,7 @@ class RecordLayout:
             records = sum(map(_padded_bytes, self.rows))
             return self.layers * self.page_size * records
         chunks = self.layers // self.chunk_layers * self.chunk_bytes
-        return round_up(chunks, math.lcm(ALIGNMENT, 2 * self.page_size))
+        return round_up(chunks + self.trailer_bytes, math.lcm(ALIGNMENT, 2 * self.page_size))
 
     @property
     def bytes_per_token(self) -> int:

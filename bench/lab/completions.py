@@ -17,8 +17,8 @@ class Completion:
     tokens: the answer's tokens, as text, in order.
     logprobs: one log-probability (natural logarithm) a token.
     ttft_ms: milliseconds from sending the request to the first token.
-    prompt_tokens: tokens of the prompt; device_tokens and host_tokens of them were found in L1 and
-        restored from L2.
+    prompt_tokens: tokens of the prompt; device_tokens, host_tokens and storage_tokens of them were
+        found in L1, restored from L2 and read from L3.
     """
 
     tokens: tuple[str, ...]
@@ -27,6 +27,7 @@ class Completion:
     prompt_tokens: int
     device_tokens: int
     host_tokens: int
+    storage_tokens: int = 0
 
 
 def client_of(url: str) -> OpenAI:
@@ -82,4 +83,5 @@ def complete(client: OpenAI, prompt: str | list[int], max_tokens: int) -> Comple
         usage.prompt_tokens,
         int(details.get("device") or 0),
         int(details.get("host") or 0),
+        int(details.get("storage") or 0),
     )

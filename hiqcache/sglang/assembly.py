@@ -34,7 +34,6 @@ from hiqcache.sglang.support import (
     require_known_pool,
     require_l2_alone,
     require_no_decode_offload,
-    require_no_storage,
     require_plain_kv_pool,
 )
 
@@ -97,7 +96,6 @@ class Assembly:
 
         if not asked:
             require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
-        require_no_storage(memory.hicache_storage_backend)
         factor = Fraction(1)
         if memory.hicache_size > 0 or self._settings.sizing == "bytes":
             factor = growth(params, self._settings)

@@ -157,11 +157,39 @@ NEEDS: tuple[Need, ...] = (
         "prepare_mha_write_back_staging",
         "hooked: GPU memory that a quantised pool does not use",
     ),
+    # Storage beyond the host.
     Need(
-        "sglang.srt.managers.cache_controller",
-        "HiCacheController.attach_storage_backend",
-        "hooked: storage that is attached later",
-        ("storage_backend",),
+        f"{_MEM}.storage.backend_factory",
+        "StorageBackendFactory.create_backend",
+        "hooked: storage, which a guard is laid around",
+    ),
+    Need(
+        f"{_MEM}.hicache_storage",
+        "HiCacheStorageConfig",
+        "whose pages a backend keeps",
+        ("tp_rank", "tp_size", "attn_cp_rank", "attn_cp_size", "is_mla_model", "model_name"),
+    ),
+    Need(
+        f"{_MEM}.hicache_storage",
+        "HiCacheStorage",
+        "what the guard is laid around",
+        has=(
+            *("batch_get", "batch_set", "batch_get_v1", "batch_set_v1", "batch_get_v2"),
+            *("batch_set_v2", "register_mem_host_pool_v2"),
+        ),
+    ),
+    Need(f"{_MEM}.pool_host.base", "HostKVCache", "keys hold it", has=("storage_format_tag",)),
+    Need(
+        f"{_MEM}.hicache_storage",
+        "HiCacheFile._get_suffixed_key",
+        "corrupt pages are taken out",
+        ("key",),
+    ),
+    Need(
+        f"{_MEM}.storage.file.lru_file_evictor",
+        "LRUFileEvictor.abort",
+        "corrupt pages are taken out",
+        ("suffixed_key",),
     ),
     Need(
         f"{_MEM}.hybrid_cache.hybrid_cache_controller",
@@ -391,6 +419,50 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
         ),
     ),
     Behaviour(
+        f"{_MEM}.pool_host.common",
+        "get_allocator_type",
+        "a host pool learns of the storage backend by its allocator's name",
+        ("backend = get_memory().hicache_storage_backend", "return backend or 'default'"),
+    ),
+    Behaviour(
+        "sglang.srt.managers.cache_controller",
+        "storage_model_name",
+        "the format of a pool's pages is part of their keys",
+        ("tag = host_pool.storage_format_tag", "f'{model_name}-{tag}'"),
+    ),
+    Behaviour(
+        "sglang.srt.managers.cache_controller",
+        "HiCacheController.attach_storage_backend",
+        "backends come from the factory, with these arguments",
+        (
+            "StorageBackendFactory.create_backend(storage_backend, self.storage_config, "
+            "self.storage_host_pool)",
+        ),
+    ),
+    Behaviour(
+        "sglang.srt.managers.cache_controller",
+        "HiCacheController._generic_page_set",
+        "images are sealed between the pool and the backend",
+        ("self.storage_host_pool.get_data_page", "self.storage_backend.batch_set"),
+    ),
+    Behaviour(
+        "sglang.srt.managers.cache_controller",
+        "HiCacheController._generic_page_get",
+        "images are proven between the backend and the pool, and one that is None ends a prefix",
+        (
+            "self.storage_backend.batch_get(hash_values, dummy_page_dst)",
+            "if page_data[i] is None:",
+            "break",
+            "self.storage_host_pool.set_from_flat_data_page",
+        ),
+    ),
+    Behaviour(
+        "sglang.srt.managers.cache_controller",
+        "HiCacheController._page_get_zero_copy",
+        "a page that is not proven ends a prefix",
+        ("self.storage_backend.batch_get_v1", "if not results[i]:", "break"),
+    ),
+    Behaviour(
         _ASSEMBLER,
         "_split_hicache_size",
         "several pools share --hicache-size by their bytes on the device",
@@ -409,6 +481,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
 
 #: What is read of a server's own metrics: rules, dashboards, the exporter, the benchmarks.
 METRICS: tuple[Metric, ...] = (
+    Metric("sglang:cached_tokens_total", ("cache_source",)),
     Metric("sglang:evicted_tokens_total"),
     Metric("sglang:generation_tokens_total"),
     Metric("sglang:hicache_backup_bytes_total"),

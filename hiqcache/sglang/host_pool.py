@@ -15,11 +15,11 @@ from hiqcache.codecs import get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import RecordLayout, format_of, kv_parts
 from hiqcache.settings import Settings
+from hiqcache.sglang.storage import StoredPages, storage_of, trailer_of
 from hiqcache.sglang.support import (
     order_of,
     require_codec,
     require_no_drafts,
-    require_no_storage,
     require_plain_rows,
     require_supported_sglang,
     require_transfer,
@@ -30,7 +30,7 @@ from hiqcache.transfers.base import Arena, as_blocks
 logger = logging.getLogger(__name__)
 
 
-class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
+class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
     """A host pool whose rows are a codec's codes and scales.
 
     Slots, eviction and the radix cache above it are SGLang's. ``kv_buffer`` is one uint8 arena
@@ -59,13 +59,17 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
     ) -> None:
         self.settings = Settings.from_env()
         require_supported_sglang(self.settings.allow_sglang)
-        # SGLang names the allocator after the storage backend, where there is one.
-        require_no_storage(None if allocator_type == "default" else allocator_type)
         require_no_drafts(len(draft_buffer_infos))
         self.codec = get_codec(self.settings.codec)
         self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
+        self.parts = kv_parts(buffer_info.head_num, buffer_info.head_dim, buffer_info.v_head_dim)
         self.layout_of_records = self.records(
-            buffer_info, page_size, layout, self.settings, len(buffer_info.buffers.k)
+            buffer_info,
+            page_size,
+            layout,
+            self.settings,
+            len(buffer_info.buffers.k),
+            storage_of(allocator_type),
         )
         super().__init__(
             buffer_info,
@@ -97,31 +101,31 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
 
     @classmethod
     def records(
-        cls, info: MHABufferInfo, page_size: int, layout: str, settings: Settings, layers: int
+        cls,
+        info: MHABufferInfo,
+        page_size: int,
+        layout: str,
+        settings: Settings,
+        layers: int,
+        storage: str | None,
     ) -> RecordLayout:
         """The records of ``layers`` layers of such rows under SGLang's host ``layout``.
 
-        Raises UnsupportedError for rows that are not served.
+        ``storage``: the backend that pages go to, if any. Raises UnsupportedError for rows, and for
+        a backend, that are not served.
         """
         require_plain_rows(info)
         parts = kv_parts(info.head_num, info.head_dim, info.v_head_dim)
         require_codec(settings.codec, parts)
+        order = order_of(layout)
+        records = format_of(require_transfer(settings.transfer, info.device))
         return RecordLayout(
             layers,
             page_size,
             get_codec(settings.codec).row_formats(parts),
-            order_of(layout),
-            format_of(require_transfer(settings.transfer, info.device)),
-        )
-
-    def get_size_per_token(self) -> int:
-        """Bytes of arena a token takes; SGLang sizes, meters and counts transfers by it."""
-        return self.layout_of_records.bytes_per_token
-
-    def get_ksize_per_token(self) -> int:
-        raise NotImplementedError(
-            f"{type(self).__name__}: K rows have no bytes of their own; codes and scales of K and "
-            "V share a page."
+            order,
+            records,
+            trailer_of(storage, layout, records, settings.checksum),
         )
 
     def init_kv_buffer(self) -> torch.Tensor:
@@ -197,32 +201,10 @@ class MHATokenToKVPoolHostINT8(MHATokenToKVPoolHost):
     def host_kv_data_refs(self) -> list[torch.Tensor]:
         raise self._no_plain_rows()
 
-    def get_hybrid_pool_buffer(self) -> list[torch.Tensor]:
-        raise self._no_plain_rows()
-
-    def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
-        raise self._no_plain_rows()
-
-    def get_dummy_flat_data_page(self) -> torch.Tensor:
-        raise self._no_plain_rows()
-
-    def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
-        raise self._no_plain_rows()
-
-    def get_page_buffer_meta(self, indices: torch.Tensor) -> Any:
-        raise self._no_plain_rows()
-
-    def get_split_heads_page_buffer_meta(self, indices: torch.Tensor, split_factor: int) -> Any:
-        raise self._no_plain_rows()
-
-    def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
-        return bool(self.layout_of_records.page_bytes % page_size_bytes == 0)
-
     def _no_plain_rows(self) -> UnsupportedError:
         return UnsupportedError(
             f"the host pool holds {self.codec.name} records, and what asked for its rows wants "
-            "SGLang's own (an L3 storage backend, or KV received into host memory). Set "
-            "HIQCACHE_CODEC=bf16 for that."
+            "SGLang's own (KV received into host memory, say). Set HIQCACHE_CODEC=bf16 for that."
         )
 
 

@@ -19,7 +19,6 @@ from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.assembly import Assembly
 from hiqcache.sglang.support import (
     installed_sglang,
-    require_no_storage,
     require_supported_sglang,
 )
 
@@ -30,7 +29,7 @@ CPU_PLATFORM = "hiqcache_cpu"
 _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 _BUILDER = "sglang.srt.mem_cache.kv_cache_builder"
 _RADIX_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
-_CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_STORAGE = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend"
 _HYBRID_CONTROLLER = (
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 )
@@ -76,7 +75,6 @@ def register() -> None:
                 HookType.AROUND,
             ),
             (f"{_BUILDER}.create_tree_cache", assembly.create_tree_cache, HookType.AFTER),
-            (f"{_CONTROLLER}.attach_storage_backend", _check_storage, HookType.BEFORE),
         ]
         if settings.transfer == "dma":
             hooks.append(
@@ -105,6 +103,8 @@ def register() -> None:
                 HookType.AROUND,
             )
         )
+    if settings.quantises or measured:
+        hooks.append((_STORAGE, _guard_storage(measured), HookType.AROUND))
     for target, hook, kind in hooks:
         if settings.quantises:
             _require(target)
@@ -136,8 +136,13 @@ def _mark_eviction(original: Any, *args: Any, **kwargs: Any) -> Any:
     return mark_eviction(original, *args, **kwargs)
 
 
-def _check_storage(controller: Any, storage_backend: str, *args: Any, **kwargs: Any) -> None:
-    require_no_storage(storage_backend)
+def _guard_storage(measured: bool) -> Callable[..., Any]:
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        from hiqcache.sglang.storage_backend import create_backend
+
+        return create_backend(*args, measured=measured, **kwargs)
+
+    return hook
 
 
 def _keep_indices(

@@ -52,7 +52,12 @@ def row_bytes(
     if not stock:
         return Content(stock, stock)
     layout = MHATokenToKVPoolHostINT8.records(
-        info, page_size, get_memory().hicache_mem_layout, settings, layers
+        info,
+        page_size,
+        get_memory().hicache_mem_layout,
+        settings,
+        layers,
+        get_memory().hicache_storage_backend,
     )
     return Content(stock, Fraction(layout.bytes_per_token))
 

@@ -161,12 +161,6 @@ def nothing_to_quantise(codec: str, enabled: bool, cache: str) -> str:
     )
 
 
-def require_no_storage(backend: str | None) -> None:
-    """Refuse L3 storage behind a quantised L2. Raises UnsupportedError."""
-    if backend:
-        FEATURES["storage"].require(f"--hicache-storage-backend {backend}")
-
-
 def require_transfer(transfer: str, device: torch.device) -> str:
     """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
     if transfer == "auto":

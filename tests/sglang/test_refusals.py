@@ -69,12 +69,6 @@ def test_unknown_host_layouts(layout: str) -> None:
     refused(f"--hicache-mem-layout {layout}.*page_first", buffer_info(), layout=layout)
 
 
-def test_l3_storage() -> None:
-    refused("--hicache-storage-backend file", buffer_info(), allocator_type="file")
-    with pytest.raises(UnsupportedError, match="storage-backend mooncake"):
-        plugin._check_storage(None, "mooncake")
-
-
 def test_a_head_dim_unfit_for_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIQCACHE_CODEC", "int8-rot")
     refused("power of two; this model's k heads have 80", buffer_info(head_dim=80))
@@ -134,7 +128,7 @@ from hiqcache.sglang import plugin
 from sglang.srt.plugins.hook_registry import HookRegistry
 plugin.register()
 HookRegistry.apply_hooks()
-from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.storage import StorageBackendFactory
 from hiqcache.compatibility import UnsupportedError
 
 def refuse(call, *args, **kwargs):
@@ -145,8 +139,11 @@ def refuse(call, *args, **kwargs):
     else:
         raise SystemExit(f"{call} was not refused")
 
-controller = HiCacheController.__new__(HiCacheController)
-refuse(controller.attach_storage_backend, storage_backend="file")
+from tests.sglang.builders import buffer_info, host_pool
+from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
+with host_memory_budget_scope(10**9):
+    pool = host_pool(buffer_info())
+refuse(StorageBackendFactory.create_backend, "hf3fs", None, pool)
 """
 
 
@@ -155,7 +152,7 @@ def test_the_hooks_stand_where_sglang_calls() -> None:
         [sys.executable, "-c", HOOKED], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "storage-backend file" in done.stdout
+    assert "storage-backend hf3fs: its keys name no format" in done.stdout
 
 
 def test_a_seam_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +163,6 @@ def test_a_seam_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch
 
 def test_rows_that_only_a_stock_pool_has() -> None:
     pool = host_pool(buffer_info())
-    for ask in (
-        lambda: pool.k_buffer,
-        lambda: pool.v_buffer,
-        pool.get_hybrid_pool_buffer,
-        pool.get_dummy_flat_data_page,
-        lambda: pool.get_data_page(0),
-        lambda: pool.get_page_buffer_meta(torch.zeros(1)),
-    ):
+    for ask in (lambda: pool.k_buffer, lambda: pool.v_buffer, lambda: pool.host_kv_data_refs):
         with pytest.raises(UnsupportedError, match="int8 records"):
             ask()
