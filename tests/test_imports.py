@@ -31,6 +31,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.soak": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.codec_study": {"bench", "bench.lab", "hiqcache"},
     "bench.demo": {"bench", "bench.lab", "hiqcache"},
+    "bench.seals": {"bench", "bench.lab", "hiqcache"},
     "bench.clock": {"bench", "bench.lab", "hiqcache", "loadtest"},
     "bench.findings": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.readme": {

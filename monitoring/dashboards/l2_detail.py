@@ -28,9 +28,10 @@ def build() -> Dashboard:
         "hiqcache-l2",
         "HiQCache: L2 detail",
         "The host tier (L2): occupancy, evictions, transfers and their speed, codec error, "
-        "staging and host memory, by arm and rank; and what restored prefixes cost in quality.",
+        "staging and host memory, pages in storage (L3), by arm and rank; and what restored "
+        "prefixes cost in quality.",
     )
-    return in_rows(board, _numbers(), _held(), *_moved(), _canary()).build()
+    return in_rows(board, _numbers(), _held(), *_moved(), _stored(), _canary()).build()
 
 
 def _numbers() -> Row:
@@ -238,6 +239,64 @@ def _moved() -> list[Row]:
             ),
         ),
     ]
+
+
+def _stored() -> Row:
+    none = "no storage (--hicache-storage-backend)"
+
+    def rate(metric: str) -> str:
+        return f"sum by (arm) (rate({metric}{{{RANKS}}}[1m]))"
+
+    return row(
+        7,
+        lines(
+            "Storage (L3)",
+            "Bytes per second that storage takes from the host pool, and gives back (dashed), over "
+            "a minute, as stored: codes, scales and checksums.",
+            [
+                (rate("hiqcache_l3_written_bytes_total"), "{{arm}} written"),
+                (rate("hiqcache_l3_read_bytes_total"), "{{arm}} read"),
+            ],
+            "Bps",
+            at_least=1e6,
+            no_value=none,
+            dashed="/ read$/",
+        ),
+        lines(
+            "Cached tokens by tier",
+            "Prompt tokens per second that were not computed, by the tier that they came from: "
+            "device is L1, host L2, storage L3.",
+            [
+                (
+                    "sum by (arm, cache_source) "
+                    f"(rate(sglang:cached_tokens_total{{{ARMS}, cache_source!='total'}}[1m]))",
+                    "{{arm}} {{cache_source}}",
+                )
+            ],
+            "short",
+            at_least=1,
+        ),
+        lines(
+            "Corrupt pages and failed batches",
+            "Pages from storage that failed their checksum (each is a miss, none is served), and "
+            "batches that storage refused or failed (dashed), over 15 minutes.",
+            [
+                (
+                    f"sum by (arm) (increase(hiqcache_l3_corrupt_pages_total{{{RANKS}}}[15m]))",
+                    "{{arm}} corrupt",
+                ),
+                (
+                    f"sum by (arm) (increase(hiqcache_l3_failed_operations_total{{{RANKS}}}[15m]))",
+                    "{{arm}} failed",
+                ),
+            ],
+            "short",
+            limit=1,
+            at_least=1,
+            no_value=none,
+            dashed="/ failed$/",
+        ),
+    )
 
 
 def _canary() -> Row:
