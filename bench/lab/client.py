@@ -29,12 +29,13 @@ class BenchError(RuntimeError):
 class Timing(TokenTimes):
     """One answered request, and when its tokens came.
 
-    device, host: prompt tokens that came from L1 and from L2.
+    device, host, storage: prompt tokens that came from L1, from L2 and from L3.
     """
 
     prompt: int
     device: int = 0
     host: int = 0
+    storage: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: times in milliseconds."""
@@ -42,6 +43,7 @@ class Timing(TokenTimes):
             "prompt": self.prompt,
             "device": self.device,
             "host": self.host,
+            "storage": self.storage,
             "output": self.output_tokens,
             "ttft_ms": round(self.ttft * 1e3, 3),
             "e2e_ms": round(self.e2e * 1e3, 3),
@@ -131,6 +133,15 @@ class Client:
                 raise BenchError(f"/flush_cache: HTTP {response.status}: {answer}")
             await asyncio.sleep(0.2)
 
+    async def clear_storage(self) -> None:
+        """Empty L3, once nothing is in flight. Raises BenchError."""
+        async with self._open.post("/hicache/storage-backend/clear") as response:
+            if response.status != 200:
+                raise BenchError(
+                    f"/hicache/storage-backend/clear: HTTP {response.status}: "
+                    f"{await response.text()}"
+                )
+
     async def freeze_gc(self) -> None:
         """Have the server's processes leave what they hold out of later garbage collections.
 
@@ -151,6 +162,7 @@ def _take(timing: Timing, meta: dict[str, Any], now: float) -> None:
     cached = meta.get("cached_tokens_details") or {}
     timing.device = int(cached.get("device", timing.device))
     timing.host = int(cached.get("host", timing.host))
+    timing.storage = int(cached.get("storage", timing.storage))
     timing.chunk(int(meta["completion_tokens"]), now)
 
 

@@ -16,6 +16,10 @@ RESTORED_BYTES = "sglang:load_back_bytes_total"
 STORED_TOKENS = "sglang:hicache_backup_tokens_total"
 STORED_BYTES = "sglang:hicache_backup_bytes_total"
 
+#: Of L3, where there is one.
+WRITTEN_TOKENS = "sglang:backuped_tokens_total"
+FETCHED_TOKENS = "sglang:prefetched_tokens_total"
+
 
 def totals(page: str) -> dict[str, float]:
     """The values of a /metrics ``page`` by sample name, summed over labels; no buckets.

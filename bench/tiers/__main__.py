@@ -3,7 +3,8 @@
     python -m bench.tiers [--experiments same-tokens,same-bytes,sweep] [--plan] ...
 
 An experiment is called by what it holds constant; the sweep holds the bytes too, and varies the
-working set.
+working set. l3, which runs where it is asked for, holds those of L2 and of a disk behind it:
+SGLang's file backend, in a folder under --disk that is removed afterwards.
 
 MODEL, HICACHE_GB, PAGE_SIZE, TP_SIZE, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the
 environment set the defaults of the options with those names; --plan says how long it will take.
@@ -41,9 +42,11 @@ from bench.lab.client import BenchError
 from bench.lab.models import prepare
 from bench.lab.servers import ServerError, serving
 from bench.tiers import report
+from bench.tiers.disk import emptied
 from bench.tiers.measure import Bench, missing, run_all
 from bench.tiers.plan import (
     CPU,
+    DEFAULT_EXPERIMENTS,
     EXPERIMENTS,
     GPU,
     Experiment,
@@ -58,6 +61,7 @@ DEFAULT_ARMS = {
     "same-tokens": "bf16,int8:mover,int8",
     "same-bytes": "bf16,int8,int8-rot,fp8",
     "sweep": "bf16,int8",
+    "l3": "bf16,int8",
 }
 
 
@@ -120,7 +124,11 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     env = os.environ
-    parser.add_argument("--experiments", default=env.get("EXPERIMENTS") or ",".join(EXPERIMENTS))
+    parser.add_argument(
+        "--experiments",
+        default=env.get("EXPERIMENTS") or ",".join(DEFAULT_EXPERIMENTS),
+        help=f"of {', '.join(EXPERIMENTS)}",
+    )
     parser.add_argument(
         "--model", type=Path, default=env.get("MODEL") or None, help="a local model folder"
     )
@@ -133,6 +141,12 @@ def _options() -> argparse.Namespace:
         "--server-args",
         default=env.get("SERVER_ARGS", ""),
         help="further SGLang arguments, quoted",
+    )
+    parser.add_argument(
+        "--disk",
+        type=Path,
+        default=env.get("DISK") or None,
+        help="a folder on the disk that l3 is about; default: in .cache",
     )
     parser.add_argument("--budget", type=float, help="seconds after which no run is started")
     parser.add_argument(
@@ -197,6 +211,7 @@ def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
         options.cpu,
         server_args,
         REPOSITORY / ".cache" / "bench",
+        options.disk,
     )
     return bench, plans
 
@@ -239,6 +254,13 @@ def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
             f"{plan.name}: pages of {plan.scale.page_size}, {ranks}; L1 {plan.l1_tokens:,} tokens; "
             f"L2 {arms}; about {plan.seconds(bench.geometry) / 60:.1f} min"
         )
+        if plan.disk:
+            tokens = ", ".join(
+                f"{arm.name} ({plan.disk_tokens(arm, bench.geometry):,} tokens)"
+                for arm in plan.arms
+            )
+            folder = bench.folder(plan.arms[0]).parent
+            print(f"  {plan.disk.nbytes / 1e9:.2f} GB per arm and rank in {folder}: {tokens}")
         for point in plan.points:
             print(
                 f"  {point.name}: {point.groups} x {point.prefix} tokens"
@@ -257,7 +279,8 @@ def _measure(bench: Bench, plan: Experiment, log: RunLog, progress: Progress) ->
     arms = [arm for arm in plan.arms if any(arm in each.arms for each in due)]
     servers = [bench.server(plan, arm) for arm in arms]
     progress.say(f"experiment {plan.name}: starting {', '.join(arm.name for arm in arms)}")
-    with serving(*servers, timeout=600):
+    folders = [bench.folder(arm) for arm in arms] if plan.disk else []
+    with emptied(*folders), serving(*servers, timeout=600):
         progress.done(bench.scale.speed.start_s)
         urls = {arm.name: server.url for arm, server in zip(arms, servers, strict=True)}
         asyncio.run(run_all(bench, plan, urls, due, log, progress))

@@ -9,15 +9,18 @@ from bench.lab.arms import Arm
 from bench.lab.client import Timing
 from bench.lab.server_metrics import (
     CAPACITY,
+    FETCHED_TOKENS,
     RESTORED_BYTES,
     RESTORED_TOKENS,
     STORED_BYTES,
     STORED_TOKENS,
+    WRITTEN_TOKENS,
 )
 from bench.tiers.plan import Experiment
 from hiqcache.geometry import KVGeometry
 
-COUNTERS = (RESTORED_TOKENS, RESTORED_BYTES, STORED_TOKENS, STORED_BYTES)
+L3_COUNTERS = (WRITTEN_TOKENS, FETCHED_TOKENS)
+COUNTERS = (RESTORED_TOKENS, RESTORED_BYTES, STORED_TOKENS, STORED_BYTES, *L3_COUNTERS)
 
 #: SGLang restores for a request that it then puts off, and counts that again: a few in a thousand.
 RESTORED_APART = 0.02
@@ -49,10 +52,13 @@ def reasons_invalid(
             reasons.append(
                 f"it {what} {moved / tokens:.1f} B per token where the layout takes {layout} B"
             )
-    reported = sum(timing.host for timing in timings)
+    # What comes from L3 is restored from L2 then.
+    reported = sum(timing.host + timing.storage for timing in timings)
     restored = _delta(before, after, RESTORED_TOKENS)
     if restored < reported * (1 - RESTORED_APART):
-        reasons.append(f"requests report {reported} tokens from L2, the server {restored:.0f}")
+        reasons.append(
+            f"requests report {reported} tokens from L2 and L3, the server {restored:.0f}"
+        )
     if _delta(before, after, STORED_TOKENS) == 0:
         reasons.append("nothing was stored to L2")
     return reasons
@@ -71,7 +77,7 @@ def reasons_disturbed(timings: Sequence[Timing], held_up: float) -> list[str]:
 
 def deltas(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """What the tiers' counters counted during a run, and their gauges after it."""
-    kept = ("sglang:load_back", "sglang:hicache", "hiqcache_")
+    kept = ("sglang:load_back", "sglang:hicache", "hiqcache_", *L3_COUNTERS)
     return {
         name: value if _is_gauge(name) else value - before.get(name, 0.0)
         for name, value in after.items()

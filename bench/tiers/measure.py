@@ -14,6 +14,7 @@ from bench.lab.arms import Arm
 from bench.lab.client import Client, Timing, closed_loop, undisturbed
 from bench.lab.servers import CPU_ARGS, CPU_ENV, GPU_ARGS, Server
 from bench.tiers.checks import deltas, reasons_disturbed, reasons_invalid
+from bench.tiers.disk import Held, held
 from bench.tiers.plan import WARM_UP_S, Experiment, Point, Scale
 from bench.tiers.progress import Progress
 from bench.tiers.runs import Run, RunLog, turn_of
@@ -28,7 +29,11 @@ TURN_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, where, and with what. geometry: of one rank."""
+    """What is measured, where, and with what.
+
+    geometry: of one rank.
+    disk: the folder for L3; None: beside the logs.
+    """
 
     model: Path
     geometry: KVGeometry
@@ -36,6 +41,11 @@ class Bench:
     cpu: bool
     server_args: tuple[str, ...]
     logs: Path
+    disk: Path | None = None
+
+    def folder(self, arm: Arm) -> Path:
+        """Where the arm's L3 lies, if it has one."""
+        return (self.disk or self.logs) / "hiqcache-bench-l3" / arm.file_name
 
     def server(self, plan: Experiment, arm: Arm) -> Server:
         """The arm's server, not yet started."""
@@ -46,6 +56,7 @@ class Bench:
             (
                 *(CPU_ARGS if self.cpu else GPU_ARGS),
                 *plan.server_args(arm, self.geometry),
+                *(plan.disk.args(self.folder(arm)) if plan.disk else ()),
                 *self.server_args,
             ),
             {**(CPU_ENV if self.cpu else {}), **plan.server_env(arm)},
@@ -115,7 +126,7 @@ async def run_all(
         progress.say(f"experiment {plan.name}, {each.point.name}, repeat {each.repeat + 1}: {arms}")
         for run in await _run(bench, plan, each, urls):
             log.add(run)
-        capacities = (plan.capacity(arm, bench.geometry) for arm in each.arms)
+        capacities = (plan.keeps(arm, bench.geometry) for arm in each.arms)
         speed = bench.scale.speed
         progress.done(sum(each.point.seconds(speed, capacity) for capacity in capacities))
 
@@ -130,6 +141,8 @@ async def _run(
     for name in names:
         async with Client(urls[name]) as client:
             await client.flush()
+            if plan.disk:
+                await client.clear_storage()
             before[name] = await client.metrics()
             filled[name], _ = await closed_loop(client, fill, 1, point.concurrency)
             await settled(client)
@@ -149,6 +162,7 @@ async def _run(
                 elapsed[name] += seconds
         ended = time.time()
         after = {name: await settled(client) for name, client in clients.items()}
+    left = {arm.name: _left_on_disk(bench, plan, arm) for arm in due.arms}
     # What spoils one arm's run spoils those that took turns with it.
     invalid = [
         reason
@@ -163,11 +177,13 @@ async def _run(
                 after[arm.name],
             ),
             *reasons_disturbed(timings[arm.name], held_up.seconds),
+            *left[arm.name].invalid,
         )
     ]
     return [
         {
             **_described(bench, plan, due, arm),
+            **left[arm.name].figures,
             "started": started,
             "ended": ended,
             "seconds": elapsed[arm.name],
@@ -202,5 +218,30 @@ def _described(bench: Bench, plan: Experiment, due: Due, arm: Arm) -> dict[str, 
         "l1_tokens": plan.l1_of(arm),
         "l2_tokens": plan.capacity(arm, bench.geometry),
         "bytes_per_token": plan.bytes_per_token(arm, bench.geometry),
-        "stock_tokens": bench.scale.stock_tokens(bench.geometry),
+        "stock_tokens": plan.scale.stock_tokens(bench.geometry),
     }
+
+
+class _Left(NamedTuple):
+    """What a run left on disk, for its line, and why that makes it invalid."""
+
+    figures: dict[str, Any]
+    invalid: list[str]
+
+
+def _left_on_disk(bench: Bench, plan: Experiment, arm: Arm) -> _Left:
+    if plan.disk is None:
+        return _Left({}, [])
+    found = held(bench.folder(arm))
+    # A rank's files are as many as any other's.
+    found = Held(*(number // bench.scale.shards.tp_size for number in found))
+    page_bytes = plan.bytes_per_token(arm, bench.geometry) * plan.scale.page_size
+    figures = {
+        "cap_bytes": plan.disk.nbytes,
+        "cap_tokens": plan.disk_tokens(arm, bench.geometry),
+        "page_size": plan.scale.page_size,
+        "page_bytes": page_bytes,
+        "held_files": found.files,
+        "held_bytes": found.nbytes,
+    }
+    return _Left({"disk": figures}, plan.disk.reasons_invalid(found, page_bytes))

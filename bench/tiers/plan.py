@@ -9,12 +9,15 @@ from typing import Literal, NamedTuple
 
 from bench.lab.arms import Arm
 from bench.lab.shards import CPU_PAGE_SIZE, GPU_PAGE_SIZE, Shards
+from bench.tiers.disk import FETCHED_FROM, PAGE_TOKENS_AT_LEAST, Disk
 from hiqcache.geometry import KVGeometry
 from hiqcache.record import tokens_in_gigabytes
 from loadtest.workloads.base import TOKEN_IDS
 from loadtest.workloads.shared_prefix import DEALS, SharedPrefix
 
-EXPERIMENTS = ("same-tokens", "same-bytes", "sweep")
+#: The last writes tens of gigabytes at a GPU's scale, so it runs where it is asked for.
+EXPERIMENTS = ("same-tokens", "same-bytes", "sweep", "l3")
+DEFAULT_EXPERIMENTS = EXPERIMENTS[:3]
 
 #: The working set of same-bytes over BF16's capacity: 32 groups of 2,048 tokens over 8 GB of
 #: Qwen3-8B's KV (54,254 tokens).
@@ -23,6 +26,10 @@ OVERSUBSCRIPTION = 1.2
 #: Where BF16 overflows and int8 does not: the sweep compares prefix lengths there.
 SWEEP_LENGTHS_AT = 1.5
 
+
+#: l3 has an L2 hardly larger than L1, which it must exceed, and a disk of so many times L2's bytes.
+L3_L2_RATIO = 1.25
+L3_DISK_OVER_L2 = 4
 
 #: A guess for one arm's warm-up: a dozen prompts and the compilation of kernels.
 WARM_UP_S = 12.0
@@ -172,6 +179,7 @@ class Experiment:
     same_tokens: bool
     points: tuple[Point, ...]
     scale: Scale
+    disk: Disk | None = None
 
     def server_args(self, arm: Arm, geometry: KVGeometry) -> tuple[str, ...]:
         """The SGLang arguments that set the sizes of both tiers."""
@@ -220,10 +228,21 @@ class Experiment:
         page = self.bytes_per_token(arm, geometry) * self.scale.page_size
         return stock * geometry.stock_bytes_per_token // page * self.scale.page_size
 
+    def keeps(self, arm: Arm, geometry: KVGeometry) -> int:
+        """Tokens of the arm's largest tier below the GPU: L3 holds what L2 does."""
+        return max(self.capacity(arm, geometry), self.disk_tokens(arm, geometry))
+
+    def disk_tokens(self, arm: Arm, geometry: KVGeometry) -> int:
+        """Tokens that the arm's share of the disk holds, in whole pages; none without L3."""
+        if self.disk is None:
+            return 0
+        page = self.bytes_per_token(arm, geometry) * self.scale.page_size
+        return self.disk.nbytes // page * self.scale.page_size
+
     def seconds(self, geometry: KVGeometry) -> float:
         """About how long all of it takes, servers included."""
         runs = sum(
-            point.repeats * point.seconds(self.scale.speed, self.capacity(arm, geometry))
+            point.repeats * point.seconds(self.scale.speed, self.keeps(arm, geometry))
             for point in self.points
             for arm in self.arms
         )
@@ -240,9 +259,23 @@ def experiment(
         caches.
     sweep: the same bytes; working sets from what fits everywhere to what fits nowhere, then prefix
         lengths, after every prefix was computed once.
-    Raises ValueError for an unknown name.
+    l3: the same bytes of a disk behind the same bytes of L2; a working set between what BF16's disk
+        holds and int8's, far beyond either L2.
+    Raises ValueError for an unknown name, and for pages too small for l3.
     """
-    capacity = scale.stock_tokens(geometry)
+    disk = None
+    if name == "l3":
+        if scale.page_size < PAGE_TOKENS_AT_LEAST:
+            raise ValueError(
+                f"l3 writes a file per page, and pages of {scale.page_size} are too small for "
+                "that: give --page-size 64."
+            )
+        scale = replace(scale, l2_gigabytes=None, l2_ratio=L3_L2_RATIO)
+        disk_tokens = L3_DISK_OVER_L2 * scale.stock_tokens(geometry)
+        disk = Disk(
+            disk_tokens * geometry.stock_bytes_per_token, min(FETCHED_FROM, scale.prefix // 4)
+        )
+    capacity = disk_tokens if disk else scale.stock_tokens(geometry)
     groups = math.ceil(OVERSUBSCRIPTION * capacity / scale.prefix)
     base = Point(
         "oversubscribed",
@@ -264,8 +297,8 @@ def experiment(
     if name == "same-tokens":
         point = replace(base, output=1, concurrency=1, repeats=1)
         return Experiment(name, arms, scale.l1_tokens, True, (point,), scale)
-    if name == "same-bytes":
-        return Experiment(name, arms, scale.l1_tokens, False, (base,), scale)
+    if name in ("same-bytes", "l3"):
+        return Experiment(name, arms, scale.l1_tokens, False, (base,), scale, disk)
     raise ValueError(f"there is no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
 
 

@@ -22,6 +22,9 @@ def same_bytes(summary: Summary, file: Path) -> Path:
     labels = [title(name) for name in names]
     left.bar(labels, device, color="#c7c7c7", label="from L1")
     left.bar(labels, host, bottom=device, color=[colour_of(n) for n in names], label="from L2")
+    if any(storage := [100 * summary["arms"][name].get("storage", 0.0) for name in names]):
+        below = [sum(tiers) for tiers in zip(device, host, strict=True)]
+        left.bar(labels, storage, bottom=below, color="#7a5195", label="from L3")
     left.set_ylabel("prompt tokens from cache (%)")
     left.tick_params(axis="x", labelsize=7)
     left.legend(loc="upper left")

@@ -1,6 +1,6 @@
 """Writes a bench's report from its folder's JSON alone.
 
-Where the folder holds runs.jsonl, the summaries (same_tokens.json, same_bytes.json, sweep.json)
+Where the folder holds runs.jsonl, the summaries (same_tokens.json and the like)
 are made from it first. Then report.md, report.html and plots/*.svg are made from the summaries.
 """
 
@@ -37,6 +37,7 @@ def _sections(folder: Path) -> list[Section]:
         ("same_tokens", _same_tokens),
         ("same_bytes", _same_bytes),
         ("sweep", _sweep),
+        ("l3", _l3),
     ):
         file = folder / f"{name}.json"
         if file.exists():
@@ -62,6 +63,22 @@ def _same_bytes(summary: Summary, plot: Path) -> Section:
         "The same bytes of L2",
         [*_how(summary), made_with(summary["setup"])],
         [tables.same_bytes(summary), tables.pairs(summary)],
+        plots.same_bytes(summary, plot),
+    )
+
+
+def _l3(summary: Summary, plot: Path) -> Section:
+    cap = summary["arms"]["bf16"]["disk"]["cap_bytes"] / 1e9
+    return Section(
+        "The same bytes of a disk behind L2",
+        [
+            f"Behind L2, SGLang's file backend keeps up to {cap:.3g} GB per arm. A request waits "
+            "until its prefix has been read (prefetch policy wait_complete). The files stay in the "
+            "operating system's page cache as far as there is memory, so TTFT shows no more of the "
+            "disk's own speed than that leaves. " + " ".join(_how(summary)),
+            made_with(summary["setup"]),
+        ],
+        [tables.l3(summary), tables.pairs(summary)],
         plots.same_bytes(summary, plot),
     )
 

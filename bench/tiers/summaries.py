@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bench.lab.bootstrap import Interval, Sample, bootstrap, bootstrap_pairs
+from bench.lab.server_metrics import FETCHED_TOKENS, WRITTEN_TOKENS
 from bench.tiers.runs import Run, turn_of
 
 #: Every comparison is against this arm.
 CONTROL = "bf16"
+
+#: Where prompt tokens come from: L1, L2 and L3, which runs of before December 2026 do not name.
+TIERS = ("device", "host", "storage")
 
 #: Points of the TTFT distribution that are kept for the plot.
 QUANTILES = tuple(range(0, 101, 2))
@@ -33,6 +37,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         ("same-tokens", "same_tokens", _same_tokens),
         ("same-bytes", "same_bytes", _same_bytes),
         ("sweep", "sweep", _sweep),
+        ("l3", "l3", _l3),
     ):
         own = [run for run in chosen if run["experiment"] == experiment]
         if any(run["arm"] == CONTROL for run in own):
@@ -73,6 +78,32 @@ def _same_bytes(runs: Sequence[Run]) -> dict[str, Any]:
             for treatment, control in _pairs(runs, arm)
         ],
         "pooled": {arm: _pooled(_pairs(runs, arm)) for arm in others if _pairs(runs, arm)},
+    }
+
+
+def _l3(runs: Sequence[Run]) -> dict[str, Any]:
+    summary = _same_bytes(runs)
+    for name, arm in summary["arms"].items():
+        own = [run for run in runs if run["arm"] == name]
+        arm["disk"] = _disk(own)
+    return summary
+
+
+def _disk(runs: Sequence[Run]) -> dict[str, float]:
+    """What lay on disk after a run, and what SGLang wrote to it and read from it in one: means."""
+    disk = runs[0]["disk"]
+    page_size, page_bytes = disk["page_size"], disk["page_bytes"]
+
+    def pages(name: str) -> float:
+        tokens = float(np.mean([run["metrics"].get(name, 0.0) for run in runs]))
+        return tokens / float(page_size)
+
+    return {
+        **{name: disk[name] for name in ("cap_bytes", "cap_tokens", "page_bytes")},
+        "held_bytes": float(np.mean([run["disk"]["held_bytes"] for run in runs])),
+        "held_tokens": float(np.mean([run["disk"]["held_files"] for run in runs])) * page_size,
+        "written_bytes": pages(WRITTEN_TOKENS) * page_bytes,
+        "fetched_bytes": pages(FETCHED_TOKENS) * page_bytes,
     }
 
 
@@ -177,7 +208,7 @@ def _pooled(pairs: Sequence[tuple[Run, Run]]) -> dict[str, dict[str, float]]:
         return _field([run], "ttft_ms")
 
     def cached_and_prompt(run: Run) -> Sample:
-        rows = [(r["device"] + r["host"], r["prompt"]) for r in run["requests"]]
+        rows = [(_cached(request), request["prompt"]) for request in run["requests"]]
         return np.asarray(rows, dtype=np.float64)
 
     def hit_gain(left: Sample, right: Sample) -> float:
@@ -209,15 +240,15 @@ def _pairs(runs: Sequence[Run], arm: str) -> list[tuple[Run, Run]]:
 
 
 def _hits(runs: Sequence[Run]) -> dict[str, float]:
-    prompt, device, host = (
-        sum(request[key] for run in runs for request in run["requests"])
-        for key in ("prompt", "device", "host")
-    )
-    return {
-        "hit_ratio": (device + host) / prompt,
-        "device": device / prompt,
-        "host": host / prompt,
-    }
+    requests = [request for run in runs for request in run["requests"]]
+    prompt = sum(request["prompt"] for request in requests)
+    tiers = {tier: sum(request.get(tier, 0) for request in requests) / prompt for tier in TIERS}
+    return {"hit_ratio": sum(map(_cached, requests)) / prompt, **tiers}
+
+
+def _cached(request: Mapping[str, Any]) -> int:
+    """Prompt tokens of a request that came from any tier."""
+    return sum(request.get(tier, 0) for tier in TIERS)
 
 
 def _field(runs: Sequence[Run], name: str) -> Sample:

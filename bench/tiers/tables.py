@@ -60,6 +60,40 @@ def same_bytes(summary: Summary) -> Table:
     )
 
 
+def l3(summary: Summary) -> Table:
+    """The same bytes of a disk: what each arm kept there, hit and wrote."""
+    arms = summary["arms"]
+    stock = arms["bf16"]["disk"]
+    rows = []
+    for name, arm in arms.items():
+        disk, pooled = arm["disk"], summary["pooled"].get(name)
+        tiers = " / ".join(f"{arm[tier]:.1%}" for tier in ("device", "host", "storage"))
+        rows.append(
+            (
+                title(name),
+                f"{arm['l2_tokens']:,}",
+                f"{disk['page_bytes']:,}",
+                f"{disk['page_bytes'] / stock['page_bytes']:.3f}",
+                f"{disk['cap_tokens']:,}",
+                f"{disk['held_tokens']:,.0f}",
+                f"{arm['hit_ratio']:.1%}",
+                tiers,
+                ms(arm["ttft_ms"]["mean"]),
+                ratio(pooled["ttft_ratio"]) if pooled else "1",
+                f"{disk['written_bytes'] / 1e9:.3g} GB",
+                f"{disk['fetched_bytes'] / 1e9:.3g} GB",
+            )
+        )
+    return Table(
+        (
+            *("L2 and L3", "L2 tokens", "B per page", "of BF16's", "the disk holds (tokens)"),
+            *("held at the end", "hit ratio", "L1 / L2 / L3", "TTFT mean (ms)", "of BF16's"),
+            *("written per run", "fetched per run"),
+        ),
+        rows,
+    )
+
+
 def pairs(summary: Summary) -> Table:
     """Each pair of runs, and all of them pooled, against BF16."""
     rows = [
