@@ -1,6 +1,6 @@
 """Measures candidates for a codec on real models, in fp32, without a server.
 
-    python -m bench.codec_study [--models SmolLM2-135M-Instruct,...] [--only PATTERN] [--fresh]
+    python -m bench.codec_study [--models SmolLM2-135M-Instruct,...] [--only GLOB] [--windows N]
 
 Two protocols. Restored: a prefix's rows pass the codec once and the suffix is computed exactly, as
 after a restore from L2. Whole: every row passes it before attention reads it, in every layer.
@@ -15,6 +15,7 @@ import fnmatch
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from bench.lab.texts import TEXTS, tokens_of, windows
 
 OUT = REPOSITORY / "results" / "codec-study"
 
-#: Tokens of a restored prefix, of the exact suffix, and windows of each text.
+#: Tokens of a restored prefix, of the exact suffix, and windows of each text unless told.
 PREFIX, SUFFIX, WINDOWS = 1024, 64, 2
 #: Tokens of a window whose every row passes a codec, and windows of each text.
 WHOLE_TOKENS, WHOLE_WINDOWS = 256, 1
@@ -42,14 +43,14 @@ CYCLES = (1, 2, 5, 10, 20)
 class Study:
     """One model and what was measured on it, kept in a file."""
 
-    def __init__(self, name: str, out: Path, fresh: bool) -> None:
+    def __init__(self, name: str, out: Path, windows_per_text: int, fresh: bool) -> None:
         self._subject = Subject(prepare(source=SOURCES[name]))
         self._file = out / f"{name}.json"
         tokens = {text: tokens_of(text, self._subject.tokenizer) for text in TEXTS}
         self._restored = [
             (self._subject.rows(window[:PREFIX]), window[PREFIX:])
             for text in TEXTS
-            for window in windows(tokens[text], WINDOWS, PREFIX + SUFFIX)
+            for window in windows(tokens[text], windows_per_text, PREFIX + SUFFIX)
         ]
         self._exact = [self._subject.after(rows, suffix) for rows, suffix in self._restored]
         self._whole = [
@@ -66,7 +67,11 @@ class Study:
             "head_dim": self._subject.width,
             "layers": self._subject.layers,
             "texts": {text: TEXTS[text].title for text in TEXTS},
-            "restored": {"prefix": PREFIX, "suffix": SUFFIX, "windows_per_text": WINDOWS},
+            "restored": {
+                "prefix": PREFIX,
+                "suffix": SUFFIX,
+                "windows_per_text": windows_per_text,
+            },
             "whole": {"tokens": WHOLE_TOKENS, "windows_per_text": WHOLE_WINDOWS},
             "dtype": "float32",
         }
@@ -140,17 +145,17 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     command = shlex.join(["python", "-m", "bench.codec_study", *sys.argv[1:]])
     for name in options.models.split(","):
-        study = Study(name, options.out, options.fresh)
+        study = Study(name, options.out, options.windows, options.fresh)
         for candidate in CANDIDATES:
-            if fnmatch.fnmatch(candidate.name, options.only):
+            if _asked(candidate, options.only):
                 found = study.measure(candidate, command)
                 print(
                     f"{name}: {candidate.name}: {found['times_bf16_at_128']:.2f}x, restored KL "
                     f"{found['restored']['kl']:.2e}",
                     flush=True,
                 )
-        for candidate in DRIFT:
-            if fnmatch.fnmatch(candidate.name, options.only):
+        for candidate in () if options.no_drift else DRIFT:
+            if _asked(candidate, options.only):
                 found = study.drift(candidate, command)
                 kls = ", ".join(f"{n}: {s['kl']:.2e}" for n, s in found["cycles"].items())
                 print(f"{name}: {candidate.name}: KL after cycles {kls}", flush=True)
@@ -158,11 +163,19 @@ def main() -> int:
     return 0
 
 
+def _asked(candidate: Candidate, globs: Sequence[str] | None) -> bool:
+    return globs is None or any(fnmatch.fnmatchcase(candidate.name, glob) for glob in globs)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.codec_study", description=__doc__)
     parser.add_argument("--models", default=",".join(SOURCES), help="of %(default)s")
-    parser.add_argument("--only", default="*", help="candidates whose name matches, as a glob")
+    parser.add_argument(
+        "--only", action="append", help="candidates whose name matches this glob; repeatable"
+    )
+    parser.add_argument("--windows", type=int, default=WINDOWS, help="restored, of each text")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--no-drift", action="store_true", help="leave out the many cycles")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()

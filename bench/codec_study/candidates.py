@@ -103,6 +103,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     # Bits where the frequencies are low:
     Candidate("K 3/5 bits per channel; V4", K3_5, V4, 64),
     Candidate("K 3/5 bits per channel, 4 kept; V4 in groups of 32", FOUR_BITS.k, V4_GROUPS, 64),
+    Candidate("K 3/5 bits per channel, 4 kept; V4 Lloyd-Max", FOUR_BITS.k, V4_NORMAL, 64),
     Candidate("K 3/5 bits per channel, 4 kept by range; V4", Kept(K3_5, 4, choose="range"), V4, 64),
     Candidate("K 3/5 bits per channel, 2 kept; V4", Kept(K3_5, 2), V4, 64),
     Candidate("K 3/4/4/5 bits per channel, 4 kept; V4", Kept(PerChannel((3, 4, 4, 5)), 4), V4, 64),
