@@ -68,20 +68,21 @@ def _python() -> Check:
 
 
 def _sglang(settings: Settings) -> Check:
+    from hiqcache.sglang.adapters import SERVED
     from hiqcache.sglang.support import installed_sglang
 
-    found = installed_sglang()
-    if found == SUPPORTED_SGLANG:
+    found, served = installed_sglang(), " and ".join(SERVED)
+    if found in SERVED:
         return Check(True, "SGLang", found)
     if found is None:
         return Check(False, "SGLang", f"not installed: pip install sglang=={SUPPORTED_SGLANG}")
     if found == settings.allow_sglang:
-        text = f"{found}, by HIQCACHE_ALLOW_SGLANG; HiQCache is tested with {SUPPORTED_SGLANG}"
+        text = f"{found}, by HIQCACHE_ALLOW_SGLANG; HiQCache is tested with {served}"
         return Check(True, "SGLang", text)
     return Check(
         False,
         "SGLang",
-        f"{found}; HiQCache uses internals of {SUPPORTED_SGLANG}: pip install "
+        f"{found}; HiQCache uses internals of {served}: pip install "
         f"sglang=={SUPPORTED_SGLANG}, or a HiQCache release made for {found}. Where the contract "
         f"below holds, HIQCACHE_ALLOW_SGLANG={found} serves it untested.",
     )
@@ -89,6 +90,7 @@ def _sglang(settings: Settings) -> Check:
 
 def _contract() -> Iterator[Check]:
     """What HiQCache needs of the installed SGLang, by its source."""
+    from hiqcache.sglang.adapters import adapter_for
     from hiqcache.sglang.contract import breaches, terms
     from hiqcache.sglang.source import Source
 
@@ -99,7 +101,8 @@ def _contract() -> Iterator[Check]:
     for sentence in lacking:
         yield Check(False, "contract", f"{sentence} Reinstall sglang=={SUPPORTED_SGLANG}.")
     if not lacking:
-        yield Check(True, "contract", f"{len(terms())} names, behaviours and metrics of SGLang")
+        wanted = len(terms(adapter_for(source)))
+        yield Check(True, "contract", f"{wanted} names, behaviours and metrics of SGLang")
 
 
 def _settings() -> Generator[Check, None, Settings]:

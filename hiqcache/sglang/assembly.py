@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from hiqcache.settings import Settings
+from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.support import (
     nothing_to_quantise,
     require_known_pool,
@@ -139,9 +140,10 @@ class Assembly:
             host_size = float(Fraction(host_size) * now.growth)
         return original(*args, host_size=host_size, **kw)
 
-    def get_mha_host_pool_cls(self, original: Any, info: Any) -> Callable[..., Any]:
+    def get_mha_host_pool_cls(self, original: Any, device_rows: Any) -> Callable[..., Any]:
         """What SGLang calls with a host pool's arguments, in place of a class of its own."""
-        return functools.partial(self._build, original(info), len(info.buffers.k))
+        layers = len(adapter().rows(device_rows).buffers.k)
+        return functools.partial(self._build, original(device_rows), layers)
 
     def _build(self, stock: type, layers: int, *args: Any, **kwargs: Any) -> Any:
         return self._choose(stock, layers, kwargs["pool_label"])(*args, **kwargs)

@@ -3,114 +3,22 @@
 `hiqcache doctor` checks it against the installed release, `make contract SGLANG=x.y.z` against the
 wheel of any other, both by reading its source. What a release lacks is said by name. Every name of
 SGLang that this package imports or hooks, and every metric of SGLang that a rule, a dashboard or
-the exporter reads, must be here: tests see to it.
+the exporter reads, must be here: tests see to it. Where the served releases differ, the terms stand
+in the release's adapter.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from hiqcache.sglang.adapters import adapter_for
+from hiqcache.sglang.adapters.base import Adapter
+from hiqcache.sglang.source import Source
+from hiqcache.sglang.terms import ASSEMBLER, BUILDER, MEM, Behaviour, Metric, Need
 
-from hiqcache.sglang.source import Source, parameters, strings
-
-_MEM = "sglang.srt.mem_cache"
-_ASSEMBLER = f"{_MEM}.hybrid_cache.hybrid_pool_assembler"
-_BUILDER = f"{_MEM}.kv_cache_builder"
 _CONTEXT = "sglang.srt.runtime_context"
-_METRICS = "sglang.srt.observability.metrics_collector"
-
-
-@dataclass(frozen=True)
-class Need:
-    """A class, function or constant of SGLang.
-
-    module, name: where it is and what it is called (a method: Class.method).
-    why: what HiQCache does with it.
-    takes: parameters that it must have (of a class: fields of its struct).
-    alone: whether no other parameter may be required, since HiQCache calls it with these.
-    has: attributes that a class must have, inherited ones included.
-    """
-
-    module: str
-    name: str
-    why: str
-    takes: tuple[str, ...] = ()
-    alone: bool = False
-    has: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """Its dotted path."""
-        return f"{self.module}.{self.name}"
-
-    def breaches(self, source: Source) -> Iterator[str]:
-        """What ``source`` lacks of it, a sentence each."""
-        found = source.find(self.module, self.name)
-        if found is None:
-            yield f"{self.path} is not there ({self.why})."
-            return
-        names, required, any_keyword = parameters(found)
-        if missing := [name for name in self.takes if name not in names and not any_keyword]:
-            yield f"{self.path} takes no {', '.join(missing)} ({self.why})."
-        if self.alone and (more := sorted(required - set(self.takes))):
-            yield f"{self.path} also needs {', '.join(more)} ({self.why})."
-        members = source.members(self.module, self.name) if self.has else frozenset()
-        if missing := [name for name in self.has if name not in members]:
-            yield f"{self.path} has no {', '.join(missing)} ({self.why})."
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What a function of SGLang must do, as far as its source shows it.
-
-    says: expressions that must occur in it, in this order, as ast.unparse writes them.
-    """
-
-    module: str
-    name: str
-    why: str
-    says: tuple[str, ...]
-
-    @property
-    def path(self) -> str:
-        """Its dotted path."""
-        return f"{self.module}.{self.name}"
-
-    def breaches(self, source: Source) -> Iterator[str]:
-        """What ``source`` does not show, a sentence each."""
-        found = source.find(self.module, self.name)
-        if found is None:
-            yield f"{self.path} is not there ({self.why})."
-            return
-        text, at = ast.unparse(found), 0
-        for phrase in self.says:
-            place = text.find(phrase, at)
-            if place < 0:
-                yield f"{self.path} no longer says `{phrase}` where it did ({self.why})."
-                return
-            at = place + len(phrase)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric that a SGLang server must serve, and values of its labels that are asked for."""
-
-    name: str
-    labels: tuple[str, ...] = ()
-
-    def breaches(self, source: Source) -> Iterator[str]:
-        """What ``source`` lacks of it, a sentence each."""
-        tree = source.tree(_METRICS)
-        known = strings(tree) if tree is not None else frozenset()
-        if self.name not in known and self.name.removesuffix("_total") not in known:
-            yield f"the metric {self.name} is not in {_METRICS} (dashboards and rules read it)."
-        elif missing := [label for label in self.labels if label not in known]:
-            yield f"the metric {self.name} has no {', '.join(missing)} in {_METRICS}."
-
 
 _TRANSFER = ("device_pool", "host_indices", "device_indices", "io_backend")
 
+#: Of every release; see the adapters for the rest.
 NEEDS: tuple[Need, ...] = (
     # Plug-ins.
     Need("sglang.srt.plugins", "load_plugins", "it calls the entry point"),
@@ -126,51 +34,50 @@ NEEDS: tuple[Need, ...] = (
         has=("AROUND", "BEFORE", "AFTER", "REPLACE"),
     ),
     # Where host pools are chosen and assembled.
-    Need(_ASSEMBLER, "get_mha_host_pool_cls", "hooked: the class of a pool", ("buffer_info",)),
     Need(
-        _ASSEMBLER,
+        ASSEMBLER,
         "build_kv_host_pool",
         "hooked: what is built of which device pool",
         ("kv_pool", "page_size", "use_mla", "host_size", "mtp_draft_device_pools", "pool_label"),
     ),
-    Need(_ASSEMBLER, "is_mla_pool", "whether a device pool is MLA's"),
-    Need(_ASSEMBLER, "build_mamba_host_pool", "hooked: recurrent state beside KV", ("host_size",)),
+    Need(ASSEMBLER, "is_mla_pool", "whether a device pool is MLA's"),
+    Need(ASSEMBLER, "build_mamba_host_pool", "hooked: recurrent state beside KV", ("host_size",)),
     Need(
-        _ASSEMBLER,
+        ASSEMBLER,
         "attach_hybrid_pool_to_unified_cache",
         "hooked: what is built inside is L2, or a pool for retracted requests",
         ("cache", "params"),
     ),
-    Need(_BUILDER, "create_tree_cache", "hooked: whether there is an L2 at all"),
-    Need(_BUILDER, "maybe_register_hicache_draft", "hooked: what is built inside is a draft's"),
+    Need(BUILDER, "create_tree_cache", "hooked: whether there is an L2 at all"),
+    Need(BUILDER, "maybe_register_hicache_draft", "hooked: what is built inside is a draft's"),
     Need(
-        _BUILDER,
+        BUILDER,
         "prepare_hicache_staging",
         "hooked: GPU memory that a quantised pool does not use",
         ("tp_worker", "draft_plan"),
     ),
-    Need(f"{_MEM}.pool_host.group", "HostPoolGroup.__init__", "hooked: all pools", ("entries",)),
-    Need(f"{_MEM}.pool_host.group", "HostPoolGroup.add_entry", "hooked: pools that come later"),
-    Need(f"{_MEM}.pool_host.group", "PoolEntry", "a pool and its name", ("name", "host_pool")),
+    Need(f"{MEM}.pool_host.group", "HostPoolGroup.__init__", "hooked: all pools", ("entries",)),
+    Need(f"{MEM}.pool_host.group", "HostPoolGroup.add_entry", "hooked: pools that come later"),
+    Need(f"{MEM}.pool_host.group", "PoolEntry", "a pool and its name", ("name", "host_pool")),
     Need(
-        f"{_MEM}.pool_host.mha",
+        f"{MEM}.pool_host.mha",
         "prepare_mha_write_back_staging",
         "hooked: GPU memory that a quantised pool does not use",
     ),
     # Storage beyond the host.
     Need(
-        f"{_MEM}.storage.backend_factory",
+        f"{MEM}.storage.backend_factory",
         "StorageBackendFactory.create_backend",
         "hooked: storage, which a guard is laid around",
     ),
     Need(
-        f"{_MEM}.hicache_storage",
+        f"{MEM}.hicache_storage",
         "HiCacheStorageConfig",
         "whose pages a backend keeps",
         ("tp_rank", "tp_size", "attn_cp_rank", "attn_cp_size", "is_mla_model", "model_name"),
     ),
     Need(
-        f"{_MEM}.hicache_storage",
+        f"{MEM}.hicache_storage",
         "HiCacheStorage",
         "what the guard is laid around",
         has=(
@@ -178,115 +85,89 @@ NEEDS: tuple[Need, ...] = (
             *("batch_set_v2", "register_mem_host_pool_v2"),
         ),
     ),
-    Need(f"{_MEM}.pool_host.base", "HostKVCache", "keys hold it", has=("storage_format_tag",)),
+    Need(f"{MEM}.pool_host.base", "HostKVCache", "keys hold it", has=("storage_format_tag",)),
     Need(
-        f"{_MEM}.hicache_storage",
+        f"{MEM}.hicache_storage",
         "HiCacheFile._get_suffixed_key",
         "corrupt pages are taken out",
         ("key",),
     ),
     Need(
-        f"{_MEM}.storage.file.lru_file_evictor",
+        f"{MEM}.storage.file.lru_file_evictor",
         "LRUFileEvictor.abort",
         "corrupt pages are taken out",
         ("suffixed_key",),
     ),
     Need(
-        f"{_MEM}.hybrid_cache.hybrid_cache_controller",
+        f"{MEM}.hybrid_cache.hybrid_cache_controller",
         "HybridCacheController._move_pool_indices",
         "hooked with HIQCACHE_TRANSFER=dma: host slots stay on the CPU",
         ("host_pool", "host_indices", "device_indices"),
     ),
     Need(
-        f"{_MEM}.unified_radix_cache",
+        f"{MEM}.unified_radix_cache",
         "UnifiedRadixCache.evict_host",
         "hooked: what is freed inside is evicted",
     ),
     # The base class of the host pool.
     Need(
-        f"{_MEM}.pool_host.mha",
+        f"{MEM}.pool_host.mha",
         "MHATokenToKVPoolHost",
         "the base class of the quantised pool",
         has=(
             *("size", "page_num", "page_size", "layout", "pool_label", "dtype", "pin_memory"),
             *("allocator", "device", "kv_buffer", "size_per_token", "logical_size"),
             *("target_layer_num", "layer_num", "device_k_buffers", "device_v_buffers"),
-            *("k_data_refs", "v_data_refs", "_transfer_device", "_buffer_infos"),
+            *("k_data_refs", "v_data_refs", "_transfer_device"),
             *("alloc", "free", "clear", "destroy", "available_size", "get_ksize_per_token"),
             *("get_hybrid_pool_buffer", "get_data_page", "get_dummy_flat_data_page"),
             *("set_from_flat_data_page", "get_page_buffer_meta", "is_stride_page_aligned"),
             "get_split_heads_page_buffer_meta",
         ),
     ),
+    Need(f"{MEM}.pool_host.mha", "MHATokenToKVPoolHost.get_size_per_token", "overridden"),
+    Need(f"{MEM}.pool_host.mha", "MHATokenToKVPoolHost.init_kv_buffer", "overridden"),
     Need(
-        f"{_MEM}.pool_host.mha",
-        "MHATokenToKVPoolHost.__init__",
-        "SGLang builds the quantised pool with these, which it hands on",
-        (
-            *("buffer_info", "host_to_device_ratio", "host_size", "page_size", "layout"),
-            *("pin_memory", "device", "allocator_type", "device_capacity_tokens", "start_layer"),
-            *("end_layer", "draft_buffer_infos", "write_back_staging", "pool_label"),
-            "host_token_capacity",
-        ),
-        alone=True,
-    ),
-    Need(f"{_MEM}.pool_host.mha", "MHATokenToKVPoolHost.get_size_per_token", "overridden"),
-    Need(f"{_MEM}.pool_host.mha", "MHATokenToKVPoolHost.init_kv_buffer", "overridden"),
-    Need(
-        f"{_MEM}.pool_host.mha",
-        "MHATokenToKVPoolHost._initialize_transfer_views",
-        "overridden: it builds the transfer",
-        ("buffer_info", "write_back_staging"),
-        alone=True,
-    ),
-    Need(
-        f"{_MEM}.pool_host.mha",
+        f"{MEM}.pool_host.mha",
         "MHATokenToKVPoolHost.backup_from_device_all_layer",
         "overridden: every backup",
         _TRANSFER,
         alone=True,
     ),
     Need(
-        f"{_MEM}.pool_host.mha",
+        f"{MEM}.pool_host.mha",
         "MHATokenToKVPoolHost.load_to_device_per_layer",
         "overridden: every restore",
         (*_TRANSFER, "layer_id", "is_draft"),
         alone=True,
     ),
-    Need(f"{_MEM}.pool_host.common", "ALLOC_MEMORY_FUNCS", "it allocates the arena"),
-    Need(f"{_MEM}.pool_host.base", "sync_fixed_hicache_size", "stages of a pipeline agree"),
-    Need(
-        f"{_MEM}.device_pool_info",
-        "MHABufferInfo",
-        "the device's rows",
-        ("buffers", "head_num", "head_dim", "v_head_dim", "dtype", "device", "scales"),
-    ),
-    Need(f"{_MEM}.device_pool_info", "KVBuffers", "the device's rows", ("k", "v", "layout")),
+    Need(f"{MEM}.pool_host.common", "ALLOC_MEMORY_FUNCS", "it allocates the arena"),
+    Need(f"{MEM}.pool_host.base", "sync_fixed_hicache_size", "stages of a pipeline agree"),
     # Device pools, of which the sizes of host pools follow.
     Need(
-        f"{_MEM}.memory_pool",
+        f"{MEM}.memory_pool",
         "MHATokenToKVPool",
         "K and V on the device",
-        has=("size", "layer_num", "host_capacity_tokens", "get_device_pool_infos"),
+        has=("size", "layer_num", "host_capacity_tokens"),
     ),
-    Need(f"{_MEM}.memory_pool", "HybridLinearKVPool", "beside states", has=("full_kv_pool",)),
-    Need(f"{_MEM}.base_swa_memory_pool", "BaseSWAKVPool", "sliding windows", has=("swa_kv_pool",)),
+    Need(f"{MEM}.memory_pool", "HybridLinearKVPool", "beside states", has=("full_kv_pool",)),
+    Need(f"{MEM}.base_swa_memory_pool", "BaseSWAKVPool", "sliding windows", has=("swa_kv_pool",)),
     Need(
-        f"{_MEM}.swa_memory_pool",
+        f"{MEM}.swa_memory_pool",
         "SWAKVPool",
         "sliding windows",
         has=("full_kv_pool", "swa_kv_pool"),
     ),
     # Memory, settings and ranks.
     Need(
-        f"{_MEM}.host_memory",
+        f"{MEM}.host_memory",
         "available_host_memory_bytes",
         "what a pool may take",
         ("allow_cgroup_fallback",),
         alone=True,
     ),
     Need(
-        f"{_MEM}.pool_host.base",
+        f"{MEM}.pool_host.base",
         "HICACHE_HOST_MEMORY_RESERVE_BYTES",
         "what SGLang leaves free",
     ),
@@ -396,19 +277,19 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
         ("if allowed_str:", ".split(',')", "ep.name not in allowed_set"),
     ),
     Behaviour(
-        f"{_MEM}.l2_transfer",
+        f"{MEM}.l2_transfer",
         "L2TransferEngine.submit_host_to_device",
         "a layer is restored, whole, before SGLang says that it is",
         ("host_pool.load_to_device_per_layer", "on_layer_done(layer_id)"),
     ),
     Behaviour(
-        f"{_MEM}.l2_transfer",
+        f"{MEM}.l2_transfer",
         "L2TransferEngine._submission",
         "transfers are enqueued on the stream that is current",
         ("device_module.stream(stream)", "start_event.wait(stream)", "ack_finish.record()"),
     ),
     Behaviour(
-        f"{_MEM}.pool_host.base",
+        f"{MEM}.pool_host.base",
         "HostKVCache.__init__",
         "a pool's tokens follow from decimal GB or a ratio, in whole pages and one more",
         (
@@ -419,7 +300,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
         ),
     ),
     Behaviour(
-        f"{_MEM}.pool_host.common",
+        f"{MEM}.pool_host.common",
         "get_allocator_type",
         "a host pool learns of the storage backend by its allocator's name",
         ("backend = get_memory().hicache_storage_backend", "return backend or 'default'"),
@@ -463,7 +344,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
         ("self.storage_backend.batch_get_v1", "if not results[i]:", "break"),
     ),
     Behaviour(
-        _ASSEMBLER,
+        ASSEMBLER,
         "_split_hicache_size",
         "several pools share --hicache-size by their bytes on the device",
         ("kv_pool.get_kv_size_bytes()", "hicache_size * size_bytes / total_device_pool_size"),
@@ -501,11 +382,12 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def terms() -> tuple[Need | Behaviour | Metric, ...]:
-    """Everything that is needed, in the contract's order."""
-    return (*NEEDS, *BEHAVIOURS, *METRICS)
+def terms(adapter: Adapter) -> tuple[Need | Behaviour | Metric, ...]:
+    """Everything that is needed of a release with ``adapter``, in the contract's order."""
+    return (*NEEDS, *adapter.NEEDS, *BEHAVIOURS, *METRICS)
 
 
 def breaches(source: Source) -> list[str]:
     """What ``source`` lacks of the contract, a sentence each; empty where it holds."""
-    return [sentence for term in terms() for sentence in term.breaches(source)]
+    wanted = terms(adapter_for(source))
+    return [sentence for term in wanted for sentence in term.breaches(source)]

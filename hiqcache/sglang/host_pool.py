@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
@@ -15,6 +13,7 @@ from hiqcache.codecs import get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import RecordLayout, format_of, kv_parts
 from hiqcache.settings import Settings
+from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.storage import StoredPages, storage_of, trailer_of
 from hiqcache.sglang.support import (
     order_of,
@@ -40,7 +39,7 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
 
     def __init__(
         self,
-        buffer_info: MHABufferInfo,
+        device_rows: Any,
         host_to_device_ratio: float,
         host_size: float,
         page_size: int,
@@ -49,43 +48,36 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         device: str = "cpu",
         allocator_type: str = "default",
         *,
-        device_capacity_tokens: int,
-        start_layer: int,
-        end_layer: int,
-        draft_buffer_infos: Sequence[MHABufferInfo] = (),
-        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None,
         pool_label: str = "kv",
-        host_token_capacity: int | None = None,
+        **further: Any,
     ) -> None:
+        """SGLang builds it. device_rows and further: as the release describes rows, and its own."""
         self.settings = Settings.from_env()
         require_supported_sglang(self.settings.allow_sglang)
-        require_no_drafts(len(draft_buffer_infos))
+        require_no_drafts(adapter().packed_drafts(further))
+        info = adapter().rows(device_rows)
         self.codec = get_codec(self.settings.codec)
-        self.transfer_name = require_transfer(self.settings.transfer, buffer_info.device)
-        self.parts = kv_parts(buffer_info.head_num, buffer_info.head_dim, buffer_info.v_head_dim)
+        self.transfer_name = require_transfer(self.settings.transfer, info.device)
+        self.parts = kv_parts(info.head_num, info.head_dim, info.v_head_dim)
         self.layout_of_records = self.records(
-            buffer_info,
+            info,
             page_size,
             layout,
             self.settings,
-            len(buffer_info.buffers.k),
+            len(info.buffers.k),
             storage_of(allocator_type),
         )
         super().__init__(
-            buffer_info,
+            device_rows,
             host_to_device_ratio,
             host_size,
             page_size,
             layout,
-            pin_memory and buffer_info.device.type != "cpu",
+            pin_memory and info.device.type != "cpu",
             device,
             allocator_type,
-            device_capacity_tokens=device_capacity_tokens,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            write_back_staging=write_back_staging,
             pool_label=pool_label,
-            host_token_capacity=host_token_capacity,
+            **further,
         )
         logger.info(
             "HiQCache: host pool %s holds %d tokens as %s (%s transfer), %d B per token where "
@@ -102,7 +94,7 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
     @classmethod
     def records(
         cls,
-        info: MHABufferInfo,
+        info: Any,
         page_size: int,
         layout: str,
         settings: Settings,
@@ -145,8 +137,8 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
 
     def _initialize_transfer_views(
         self,
-        buffer_info: MHABufferInfo,
-        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None,
+        device_rows: Any = None,
+        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Build the transfer in place of the stock pool's views.
 

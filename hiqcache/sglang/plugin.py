@@ -16,6 +16,7 @@ from typing import Any
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.settings import Settings, SettingsError
 from hiqcache.sglang import SUPPORTED_SGLANG
+from hiqcache.sglang.adapters import SERVED, adapter
 from hiqcache.sglang.assembly import Assembly
 from hiqcache.sglang.support import (
     installed_sglang,
@@ -85,7 +86,7 @@ def register() -> None:
     elif settings.metrics:
         logger.warning(
             "HiQCache: its metrics need SGLang %s; this is %s, so the host pool goes unmeasured.",
-            SUPPORTED_SGLANG,
+            " or ".join(SERVED),
             installed_sglang(),
         )
     if settings.quantises or copies or measured:
@@ -103,6 +104,7 @@ def register() -> None:
                 HookType.AROUND,
             )
         )
+        hooks += [(target, hook, HookType.AROUND) for target, hook in adapter().HOOKS]
     if settings.quantises or measured:
         hooks.append((_STORAGE, _guard_storage(measured), HookType.AROUND))
     for target, hook, kind in hooks:

@@ -1,10 +1,11 @@
-"""Checks a release of SGLang before it is installed: what a maintainer runs when one appears.
+"""Checks releases of SGLang before they are installed: what a maintainer runs when one appears.
 
-    python -m hiqcache.sglang.release WHEEL
+    python -m hiqcache.sglang.release WHEEL ...
 
-Says what the release lacks of the contract, and which functions that the contract names read
+Says what each release lacks of the contract, and which functions that the contract names read
 otherwise than in the installed one: those are to be looked at, though nothing may be amiss. Status
-1 where something is lacking. `make contract SGLANG=x.y.z` downloads the wheel and runs this.
+1 where something is lacking. `make contract SGLANG=x.y.z` downloads the wheel and runs this;
+`make contract` does so for every release that is served.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hiqcache.sglang.contract import Metric, breaches, terms
+from hiqcache.sglang.adapters import SERVED, adapter_for
+from hiqcache.sglang.contract import breaches, terms
 from hiqcache.sglang.source import Source
+from hiqcache.sglang.terms import Metric
 
 
 def moved(before: Source, after: Source) -> list[str]:
     """Paths of the contract's functions and methods that read differently in ``after``."""
     paths = []
-    for term in terms():
+    for term in terms(adapter_for(after)):
         if isinstance(term, Metric):
             continue
         texts = [_text(source, term.module, term.name) for source in (before, after)]
@@ -41,14 +44,18 @@ def _text(source: Source, module: str, name: str) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check a wheel; the exit status."""
+    """Check wheels; the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m hiqcache.sglang.release",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("wheel", type=Path)
-    source = Source.wheel(parser.parse_args(argv).wheel)
+    parser.add_argument("wheel", type=Path, nargs="+")
+    # A list: every wheel is judged, whatever is found in those before it.
+    return max([_judge(Source.wheel(wheel)) for wheel in parser.parse_args(argv).wheel])
+
+
+def _judge(source: Source) -> int:
     lacking = breaches(source)
     installed = Source.installed()
     if installed is not None and installed.version != source.version:
@@ -57,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("".join(f"  {path}\n" for path in changed), end="")
     for sentence in lacking:
         print(f"LACKS  {sentence}")
-    print(f"SGLang {source.version}: " + (f"{len(lacking)} lacking." if lacking else "it holds."))
+    verdict = f"{len(lacking)} lacking" if lacking else "it holds"
+    served = "served" if source.version in SERVED else "not served"
+    print(f"SGLang {source.version} ({served}): {verdict}.")
     return 1 if lacking else 0
 
 

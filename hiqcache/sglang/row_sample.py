@@ -8,6 +8,7 @@ import torch
 
 from hiqcache.codecs.base import DTYPES
 from hiqcache.metrics import PoolMetrics
+from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 from hiqcache.transfers.base import in_blocks
 
@@ -48,7 +49,7 @@ class RowSampler:
             return False  # a pipeline stage without attention layers
         if isinstance(pool, MHATokenToKVPoolHostINT8):
             return True
-        info = pool._buffer_infos[0]
+        info = adapter().rows_of_host_pool(pool)
         plain = info.scales is None and info.buffers.layout.value == "nhd"
         return plain and pool.dtype in DTYPES and pool.layout in _ROW_LAYOUTS
 

@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_memory, get_parallel
 
 from hiqcache.settings import Settings
+from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
 
@@ -46,7 +47,7 @@ def row_bytes(
     kv_pool: Any, page_size: int, settings: Settings, layers: int | None = None
 ) -> Content:
     """Bytes per slot of ``layers`` layers (default: the pool's own) of a KV pool."""
-    info = kv_pool.get_device_pool_infos()[0].buffer_info
+    info = adapter().rows_of_device_pool(kv_pool)
     layers = len(info.buffers.k) if layers is None else layers
     stock = _stock_row(info, layers)
     if not stock:
@@ -86,7 +87,7 @@ def growth(params: Any, settings: Settings) -> Fraction:
             contents.append(Content(slots * row.stock, slots * row.kept))
     if states is not None:
         contents.append(_native(_state_bytes(states)))
-    for draft in params.sidecar_draft_device_pools:
+    for draft in adapter().sidecar_drafts(params):
         contents.append(_native(_draft_bytes(draft, pools)))
     if not contents:
         return Fraction(1)
@@ -126,7 +127,7 @@ def _draft_bytes(draft: Any, targets: list[Any]) -> Fraction:
     # A draft with a sliding window follows the target's, and holds nothing else.
     follows = targets[-1] if isinstance(draft, BaseSWAKVPool) else targets[0]
     pool = draft.swa_kv_pool if isinstance(draft, BaseSWAKVPool) else kv_pools(draft)[0]
-    target, info = (p.get_device_pool_infos()[0].buffer_info for p in (follows, pool))
+    target, info = map(adapter().rows_of_device_pool, (follows, pool))
     slots = _slots(follows, _stock_row(target, len(target.buffers.k)))
     return slots * _stock_row(info, len(info.buffers.k))
 

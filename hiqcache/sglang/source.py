@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,7 +59,7 @@ class Source:
 
     def _tree(self, module: str) -> ast.Module | None:
         text = self.text(module)
-        return None if text is None else ast.parse(text)
+        return None if text is None else _parsed(text)
 
     def find(self, module: str, name: str) -> Definition | None:
         """What ``module`` calls ``name``: Class, function, Class.method, constant.
@@ -122,6 +122,11 @@ class Source:
                     found = self._top(module, base.id, frozenset())
                     if found is not None:
                         yield from self._lineage(*found)
+
+
+@lru_cache(maxsize=64)  # Releases share most of their files' text.
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def parameters(function: Definition) -> tuple[frozenset[str], frozenset[str], bool]:

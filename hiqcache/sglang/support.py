@@ -14,6 +14,7 @@ from hiqcache.compatibility import FAMILIES, FEATURES, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
 from hiqcache.record import Order, Part
 from hiqcache.sglang import SUPPORTED_SGLANG
+from hiqcache.sglang.adapters import SERVED
 from hiqcache.sglang.contract import breaches
 from hiqcache.sglang.source import Source
 
@@ -43,7 +44,7 @@ def require_supported_sglang(allowed: str = "") -> None:
     ``allowed``: a release (HIQCACHE_ALLOW_SGLANG) that is served too, if it keeps the contract.
     """
     found = installed_sglang()
-    if found == SUPPORTED_SGLANG:
+    if found in SERVED:
         return
     source = Source.installed()
     lacking = breaches(source) if source is not None else []
@@ -59,7 +60,7 @@ def require_supported_sglang(allowed: str = "") -> None:
             f"HIQCACHE_ALLOW_SGLANG={found} serves it at your own risk."
         )
     raise UnsupportedError(
-        f"HiQCache uses internals of SGLang {SUPPORTED_SGLANG}; the installed version is "
+        f"HiQCache uses internals of SGLang {' and '.join(SERVED)}; the installed version is "
         f"{found or 'none'}.{judged} Install sglang=={SUPPORTED_SGLANG}, or a HiQCache release "
         f"made for {found or 'your version'}. {_WAY_OUT}"
     )

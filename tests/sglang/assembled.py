@@ -7,6 +7,7 @@ server are the published arguments.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import logging
 import multiprocessing
@@ -31,6 +32,7 @@ from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPool,
     ReqToTokenPool,
 )
+from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -42,6 +44,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import HiCacheDraftMode, HiCacheDraftPlan
 
 from hiqcache.sglang import plugin
+from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.support import UnsupportedError
 
 SLOTS, SWA_SLOTS, STATES = 96, 32, 8
@@ -86,7 +89,13 @@ def apart(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.conftest", "tests.sglang.assembled"])
     with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(work, *args, **kwargs).result(timeout=120)
+        return pool.submit(_with_memory, work, *args, **kwargs).result(timeout=120)
+
+
+def _with_memory(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """A few gigabytes for its pools: SGLang wants 10 GiB more than they take to be free."""
+    with host_memory_budget_scope(4 * 10**9):
+        return work(*args, **kwargs)
 
 
 def mha(layers: int = 3, page_size: int = 1, slots: int = SLOTS) -> MHATokenToKVPool:
@@ -194,15 +203,22 @@ def assembled(
     told = Assembled()
     arguments = _published({**(flags or {})}, codec, environment or {}, rank, told)
     params = shape(arguments.page_size, **kwargs)
+    plan = HiCacheDraftPlan()
     if drafts:
-        params.sidecar_draft_device_pools = (mha(drafts, arguments.page_size),)
+        draft = mha(drafts, arguments.page_size)
+        plan = HiCacheDraftPlan(mode=HiCacheDraftMode.SIDECAR, device_pools=(draft,))
     cache = UnifiedRadixCache(params)
-    cache.init_hicache(arguments, params)
-    if drafts:
-        plan = HiCacheDraftPlan(
-            mode=HiCacheDraftMode.SIDECAR, device_pools=params.sidecar_draft_device_pools
-        )
-        kv_cache_builder.maybe_register_hicache_draft(tree_cache=cache, draft_plan=plan)
+
+    def build(hicache_draft_plan: HiCacheDraftPlan) -> None:
+        """As SGLang's build_kv_cache, which tells of drafts in a way of its release."""
+        params.sidecar_draft_device_pools = hicache_draft_plan.device_pools
+        cache.init_hicache(arguments, params)
+        if drafts:
+            kv_cache_builder.maybe_register_hicache_draft(tree_cache=cache, draft_plan=plan)
+
+    for _, around in adapter().HOOKS:
+        build = functools.partial(around, build)
+    build(hicache_draft_plan=plan)
     for entry in cache.host_pool_group.entries:
         pool = entry.host_pool
         told.pools[str(entry.name)] = Host(

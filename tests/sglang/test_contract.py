@@ -12,10 +12,17 @@ import pytest
 
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang import plugin, release, support
-from hiqcache.sglang.contract import BEHAVIOURS, METRICS, NEEDS, Metric, Need, breaches, terms
+from hiqcache.sglang.adapters import ADAPTERS, adapter, adapter_for
+from hiqcache.sglang.adapters.base import Adapter
+from hiqcache.sglang.contract import BEHAVIOURS, METRICS, breaches, terms
+from hiqcache.sglang.contract import NEEDS as COMMON_NEEDS
 from hiqcache.sglang.source import Source
+from hiqcache.sglang.terms import Metric, Need
 
 REPOSITORY = Path(__file__).parents[2]
+
+#: Of the installed release.
+NEEDS = (*COMMON_NEEDS, *adapter().NEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +176,24 @@ def test_other_files_are_no_wheels(tmp_path: Path) -> None:
         Source.wheel(tmp_path / "torch-2.14.1-py3-none-any.whl")
 
 
-def test_terms_are_unique() -> None:
-    names = [getattr(term, "path", None) or term.name for term in terms()]
-    kinds = [(type(term).__name__, name) for term, name in zip(terms(), names, strict=True)]
-    assert len(set(kinds)) == len(kinds)
+@pytest.mark.parametrize("version", ADAPTERS)
+def test_terms_are_unique(version: str) -> None:
+    wanted = terms(ADAPTERS[version])
+    assert len(set(wanted)) == len(wanted)
+
+
+def test_every_adapter_has_what_the_others_have() -> None:
+    kinds = {name for name, value in vars(Adapter).items() if not name.startswith("_")}
+    for version, module in ADAPTERS.items():
+        for name in kinds:
+            assert hasattr(module, name), f"{version} {name}"
+
+
+@pytest.mark.parametrize("name", ["get_mha_host_pool_cls", "MHATokenToKVPoolHost"])
+def test_a_release_is_judged_by_the_adapter_that_it_is_nearest_to(
+    name: str, installed: Source
+) -> None:
+    assert adapter_for(renamed(installed, name)) is adapter()
 
 
 def _installed_as(monkeypatch: pytest.MonkeyPatch, source: Source, version: str) -> None:

@@ -89,7 +89,7 @@ def test_gpu_transfers_on_a_cpu(transfer: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "version", lambda _: "0.5.99")
-    refused("0.5.23; the installed version is 0.5.99", buffer_info())
+    refused("0.5.22; the installed version is 0.5.99", buffer_info())
 
 
 @pytest.mark.parametrize(

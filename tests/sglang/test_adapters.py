@@ -1,0 +1,75 @@
+"""What the adapter of the installed release says of SGLang's own device pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from hiqcache.compatibility import UnsupportedError
+from hiqcache.sglang.adapters import ADAPTERS, adapter, adapter_for
+from hiqcache.sglang.source import Source
+from hiqcache.sglang.support import require_plain_rows
+from tests.sglang.assembled import apart, mha, plain, refused
+
+HEADS, DIM, LAYERS = 2, 64, 3
+
+
+def device_pool(dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> MHATokenToKVPool:
+    return MHATokenToKVPool(16, 1, dtype, HEADS, DIM, LAYERS, "cpu", False, **kwargs)
+
+
+def test_the_installed_release_is_served_by_its_own_adapter() -> None:
+    source = Source.installed()
+    assert source is not None
+    assert adapter() is adapter_for(source) is ADAPTERS[source.version]
+
+
+@pytest.mark.parametrize("width", [DIM, 2 * DIM])
+def test_rows_are_the_device_pools_own_memory(width: int) -> None:
+    pool = device_pool(v_head_dim=width)
+    rows = adapter().rows_of_device_pool(pool)
+    require_plain_rows(rows)
+    assert [buffer.data_ptr() for buffer in rows.buffers.k] == [b.data_ptr() for b in pool.k_buffer]
+    assert [buffer.data_ptr() for buffer in rows.buffers.v] == [b.data_ptr() for b in pool.v_buffer]
+    for buffers, heads_and_width in (
+        (rows.buffers.k, (rows.head_num, rows.head_dim)),
+        (rows.buffers.v, (rows.head_num, rows.v_head_dim)),
+    ):
+        assert len(buffers) == LAYERS
+        for buffer in buffers:
+            assert (buffer.shape[1:], buffer.dtype) == (heads_and_width, rows.dtype)
+            assert buffer.device == rows.device
+
+
+def _scaled() -> MHATokenToKVPool:
+    pool = device_pool()
+    pool.k_scale_buffer = pool.v_scale_buffer = [torch.ones(17, HEADS)] * LAYERS
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (lambda: device_pool(torch.float8_e4m3fn), r"of 8 bits \(fp8\)"),
+        (lambda: device_pool(kv_cache_layout="hnd"), "layout 'hnd'"),
+        (_scaled, "quantised itself"),
+    ],
+    ids=["fp8", "hnd", "scales"],
+)
+def test_rows_of_other_kinds_are_told_apart(pool: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        require_plain_rows(adapter().rows_of_device_pool(pool()))
+
+
+def packed(page_size: int) -> CacheInitParams:
+    params = plain(page_size)
+    params.mtp_draft_device_pools = (mha(1, page_size),)
+    return params
+
+
+def test_drafts_in_the_targets_rows_are_refused_by_sglangs_own_assembly() -> None:
+    assert "1 MTP draft layer" in apart(refused, packed)
