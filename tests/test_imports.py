@@ -28,7 +28,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.verify": {"bench", "bench.lab", "hiqcache"},
     "bench.canary": {"bench", "bench.lab", "hiqcache"},
     "bench.clients": {"bench", "bench.lab", "hiqcache", "loadtest"},
-    "bench.soak": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
+    "bench.soak": {"bench", "bench.lab", "bench.transfers", "bench.verify", "hiqcache"},
     "bench.codec_study": {"bench", "bench.lab", "hiqcache"},
     "bench.demo": {"bench", "bench.lab", "hiqcache"},
     "bench.seals": {"bench", "bench.lab", "hiqcache"},

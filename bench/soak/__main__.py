@@ -1,9 +1,12 @@
 """Soaks L2: restores by the million under everything at once, each checked against its reference.
 
     python -m bench.soak pool   [--arms ...] [--restores N] [--minutes M] [--out FILE]
+    python -m bench.soak server [--arms ...] [--restores N] [--minutes M] [--out FILE]
 
 pool    drives each arm's host pool and transfer without a server: thousands of restores a second
         on a GPU, every element of every restored row checked. See bench/soak/pool.py.
+server  drives real servers of a tiny model with random weights: every answer checked. See
+        bench/soak/server.py.
 
 An arm ends after N restores in all, or M minutes of this session. The file is written as it goes,
 and a later session with the same --out goes on from it, with other random choices. With
@@ -29,11 +32,12 @@ from bench import REPOSITORY
 from bench.lab.arms import NAMES, Arm, arms_argument
 from bench.soak.pool import PoolSoak, Shape
 from bench.soak.record import Record
+from bench.soak.server import ServerSoak
 
 #: Restores between two writings of the file.
-STEP = {"pool": 5_000}
+STEP = {"pool": 5_000, "server": 500}
 #: On a CPU a thousandth of what a GPU does.
-CPU_STEP = {"pool": 200}
+CPU_STEP = {"pool": 200, "server": 50}
 
 
 class Soak(Protocol):
@@ -80,7 +84,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("mode", choices=("pool",))
+    parser.add_argument("mode", choices=("pool", "server"))
     parser.add_argument("--arms", type=arms_argument, default="int8,int8-rot", help=NAMES)
     parser.add_argument("--restores", type=int, default=1_000_000, help="per arm, in all sessions")
     parser.add_argument("--minutes", type=float, default=1e6, help="per arm, in this session")
@@ -88,8 +92,10 @@ def main() -> int:
     parser.add_argument("--layout", default="page_first", choices=("page_first", "layer_first"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-checksum", action="store_true", help="do not sum records")
+    parser.add_argument("--concurrency", type=int, default=48, help="of the server mode")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, with a GPU or without")
     parser.add_argument("--out", type=Path, help="default: results/soak/<mode>.json")
+    parser.add_argument("sglang", nargs="*", help="arguments for SGLang (server mode), after --")
     arguments = parser.parse_args()
     out = arguments.out or REPOSITORY / "results" / "soak" / f"{arguments.mode}.json"
     command = " ".join(["python -m bench.soak", *sys.argv[1:]])
@@ -114,8 +120,14 @@ def main() -> int:
         seed = arguments.seed + 1_000_003 * record.session + 7919 * number
 
         def make(arm: Arm = arm, seed: int = seed) -> Soak:
-            device = torch.device("cuda" if cuda else "cpu")
-            return PoolSoak(arm, shape, device, seed, not arguments.no_checksum)
+            checksum = not arguments.no_checksum
+            if arguments.mode == "pool":
+                device = torch.device("cuda" if cuda else "cpu")
+                return PoolSoak(arm, shape, device, seed, checksum)
+            return ServerSoak(
+                *(arm, seed, checksum, not cuda, arguments.concurrency, arguments.page_size),
+                *(arguments.layout, tuple(arguments.sglang)),
+            )
 
         name = f"{arm.name}, pages of {arguments.page_size}, {arguments.layout}"
         follow(name, make, record, arguments.restores, 60 * arguments.minutes)
