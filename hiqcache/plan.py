@@ -12,6 +12,7 @@ from hiqcache.geometry import KVGeometry
 from hiqcache.model import Model
 from hiqcache.record import RecordLayout, format_of, tokens_in_gigabytes
 from hiqcache.settings import STOCK
+from hiqcache.storage.seal import SEAL_BYTES
 
 #: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
@@ -39,14 +40,24 @@ class Row:
 
 
 def layout_for(
-    geometry: KVGeometry, codec: str, page_size: int = 1, transfer: str | None = None
+    geometry: KVGeometry,
+    codec: str,
+    page_size: int = 1,
+    transfer: str | None = None,
+    storage: bool = False,
 ) -> RecordLayout:
     """The record layout of ``codec`` under ``transfer`` (None: the package's own choice).
 
-    Raises ValueError where the codec does not serve a width.
+    storage: whether pages go to L3, sealed. Raises ValueError where the codec does not serve a
+    width, and where a transfer's records are no pages to store.
     """
-    rows = row_formats(codec, geometry.parts)
-    return RecordLayout(geometry.layers, page_size, rows, format=format_of(transfer))
+    return RecordLayout(
+        geometry.layers,
+        page_size,
+        row_formats(codec, geometry.parts),
+        format=format_of(transfer),
+        trailer_bytes=SEAL_BYTES if storage else 0,
+    )
 
 
 def factor_of(family: Family, codec: str = "int8", page_size: int = PAGE_SIZE) -> float | None:

@@ -85,9 +85,10 @@ class Process:
 
 @dataclass
 class Stack:
-    """A running stack; ``servers`` by arm."""
+    """A running stack; ``servers`` by arm, the other processes by name."""
 
     servers: dict[str, Server]
+    processes: dict[str, Process]
     prometheus: str
     exporter: str
     canary: str
@@ -239,5 +240,7 @@ def stack(folder: Path) -> Iterator[Stack]:
         running.enter_context(prometheus)
         prometheus.wait_for(f"{urls['prometheus']}/-/ready")
         yield Stack(
-            servers, urls["prometheus"], urls["exporter"], urls["canary"], ports["load"], folder
+            servers,
+            {"exporter": exporter, "canary": canary, "prometheus": prometheus},
+            *(urls["prometheus"], urls["exporter"], urls["canary"], ports["load"], folder),
         )

@@ -45,11 +45,17 @@ class Arm:
         """Whether HiQCache stores L2 in another format than the GPU's."""
         return self.codec != "bf16"
 
-    def bytes_per_token(self, geometry: KVGeometry, page_size: int = 1) -> int:
-        """Bytes of L2 that the layout gives a token; what a running server must agree with."""
+    def bytes_per_token(
+        self, geometry: KVGeometry, page_size: int = 1, storage: bool = False
+    ) -> int:
+        """Bytes of L2 that the layout gives a token; what a running server must agree with.
+
+        storage: whether there is an L3, for which pages are sealed.
+        """
         if not self.quantises:
             return geometry.stock_bytes_per_token * self.kv_item_bytes // 2
-        return layout_for(geometry, self.codec, page_size, self.transfer).bytes_per_token
+        layout = layout_for(geometry, self.codec, page_size, self.transfer, storage)
+        return layout.bytes_per_token
 
 
 #: SGLang's own. The fp8 arm is its rival to ours: KV in FP8 on the GPU and, therefore, in L2.

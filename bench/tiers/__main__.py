@@ -203,7 +203,11 @@ def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
                 "SGLang does not see HiQCache, so every arm would be BF16: pip install . in this "
                 "Python."
             )
-        plans.append(experiment(name, tuple(chosen), scale, geometry, options.repeats))
+        plan = experiment(name, tuple(chosen), scale, geometry, options.repeats)
+        for arm in chosen:
+            # Raises ValueError for what its layout does not serve.
+            plan.bytes_per_token(arm, geometry)
+        plans.append(plan)
     bench = Bench(
         model,
         geometry,

@@ -213,7 +213,7 @@ class Experiment:
 
     def bytes_per_token(self, arm: Arm, geometry: KVGeometry) -> int:
         """Bytes of L2 that the arm's layout gives a token at this page size."""
-        return arm.bytes_per_token(geometry, self.scale.page_size)
+        return arm.bytes_per_token(geometry, self.scale.page_size, self.disk is not None)
 
     def capacity(self, arm: Arm, geometry: KVGeometry) -> int:
         """Tokens that the arm's L2 must hold; a run on any other number is invalid."""

@@ -262,6 +262,31 @@ def test_the_load_generator_counts_what_the_servers_served(seen: Seen, running: 
 
 
 @pytest.mark.usefixtures("seen")
+def test_prometheus_and_the_exporter_killed_and_back(running: Stack) -> None:
+    """Of what they watch nothing is lost: servers count on, and what was scraped lies on disk."""
+    total = "sum(hiqcache_restore_tokens_total)"
+    before, then = running.value(total), time.time()
+    assert before > 0
+    for name, ready in (("prometheus", "/-/ready"), ("exporter", "/healthz")):
+        process = running.processes[name]
+        assert process.process is not None
+        process.process.kill()
+        process.process.wait()
+        assert not direct_http.answers(getattr(running, name) + ready, timeout=5)
+    for name, ready in (("prometheus", "/-/ready"), ("exporter", "/healthz")):
+        running.processes[name].__enter__()
+        running.processes[name].wait_for(getattr(running, name) + ready)
+    deadline = time.monotonic() + 60
+    while not running.query('min_over_time(up{job="exporter"}[10s]) == 1'):
+        assert time.monotonic() < deadline, "the exporter is not scraped again"
+        time.sleep(1)
+    assert running.value(f"{total} @ {then:.0f}") == before, "what was on disk is gone"
+    assert running.value(total) >= before
+    assert running.value('hiqcache_arm_up{arm="int8"}') == 1
+    assert running.query('ALERTS{alertstate="firing"}') == []
+
+
+@pytest.mark.usefixtures("seen")
 def test_an_arm_that_is_killed_raises_its_alert_and_is_a_metric(running: Stack) -> None:
     running.servers["int8"].stop()
     deadline = time.monotonic() + 90

@@ -57,6 +57,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
         (("--server-args=--page-size=64",), "give --page-size to the measurement"),
         (("--tp-size", 3), "KV heads cannot be split over --tp 3"),
         (("--arms", "bf16,int3"), "there is no arm 'int3'"),
+        (("--experiments", "l3"), "pages of 1 are too small"),
+        (
+            ("--experiments", "l3", "--page-size", 64, "--arms", "bf16,int8:mover"),
+            "padded pages are no single spans",
+        ),
         (("--experiments", "c"), "no experiment 'c'"),
     ],
 )

@@ -17,6 +17,7 @@ from bench.tiers.disk import Disk, Held, emptied, held
 from bench.tiers.measure import Bench
 from bench.tiers.plan import CPU, GPU, Experiment, Scale, experiment
 from bench.tiers.summaries import summarise
+from hiqcache.storage.seal import SEAL_BYTES
 
 ARMS = tuple(arms_named("bf16,int8"))
 SMALL = replace(CPU, shares=(), prefixes=(), shards=Shards(64))
@@ -37,6 +38,11 @@ def test_the_working_set_is_between_what_the_two_arms_keep_on_the_same_disk(scal
     # What either L2 holds, which is the same bytes, decides little.
     for arm in ARMS:
         assert plan.capacity(arm, QWEN3_8B) < 0.5 * working_set
+    # A seal behind each of int8's pages, and nothing behind BF16's.
+    page = scale.page_size
+    int8, stock_page = (plan.bytes_per_token(arm, QWEN3_8B) * page for arm in ARMS[::-1])
+    assert int8 >= ARMS[1].bytes_per_token(QWEN3_8B, page) * page + SEAL_BYTES
+    assert stock_page == QWEN3_8B.stock_bytes_per_token * page
     # SGLang refuses an L2 that is not larger than L1.
     assert plan.capacity(ARMS[0], QWEN3_8B) > plan.l1_tokens
 
