@@ -39,9 +39,10 @@ from hiqcache.canary.watch import Plan, Watch
 HARNESS, OWN = (1024, 128), (256, 32)
 #: The harness's windows of each text.
 WINDOWS = 8
-#: L1, so small that a few prompts fill it; L2 holds all of them and what pushes them.
+#: L1, so small that a few prompts fill it; L2 holds all of them and what pushes them, in the bytes
+#: of so many times L1's tokens: half a gigabyte, as SGLang wants ten more to be free.
 L1_TOKENS = 3072
-L2_GB = 2
+L2_RATIO = 4
 
 
 def prompts(model: Path) -> dict[str, str]:
@@ -67,7 +68,7 @@ def measure(
         model,
         log,
         (
-            *(*CPU_ARGS, "--max-total-tokens", str(L1_TOKENS), "--hicache-size", str(L2_GB)),
+            *(*CPU_ARGS, "--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", str(L2_RATIO)),
             *("--skip-server-warmup", *arm.args),
         ),
         {**CPU_ENV, **arm.env},

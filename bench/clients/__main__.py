@@ -25,6 +25,7 @@ from typing import Any
 from bench import REPOSITORY
 from bench.clients.recorder import Recorder
 from bench.clients.tools import (
+    GROUPS,
     TOOLS,
     ClientError,
     Figures,
@@ -55,7 +56,7 @@ def compared(theirs: Figures, ours: Figures) -> dict[str, Any]:
     }
 
 
-def measure(arm: str, model: Path, names: list[str], folder: Path) -> dict[str, Any]:
+def measure(arm: str, model: Path, names: list[str], requests: int, folder: Path) -> dict[str, Any]:
     """Every client against one arm, from an empty cache each."""
     server = Server(
         f"the {arm} server",
@@ -71,7 +72,7 @@ def measure(arm: str, model: Path, names: list[str], folder: Path) -> dict[str, 
             own = folder / f"{arm}-{name}"
             own.mkdir()
             with Recorder(server.url, free_port()).serving() as recorder:
-                theirs = TOOLS[name](Setting(recorder.url, model, own))
+                theirs = TOOLS[name](Setting(recorder.url, model, own, requests))
             found[name] = compared(theirs, recorder.figures())
             print(json.dumps({f"{arm} {name}": found[name]}, indent=2), flush=True)
     return found
@@ -87,6 +88,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a local model; default: SmolLM2-135M")
     parser.add_argument("--arms", default="bf16,int8", help="default %(default)s")
     parser.add_argument("--clients", default=",".join(TOOLS), help="default %(default)s")
+    parser.add_argument("--requests", type=int, default=48, help="of each client, by sixes")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "results/clients/cpu.json")
     arguments = parser.parse_args()
     names = arguments.clients.split(",")
@@ -102,6 +104,8 @@ def main() -> int:
             f"{multiturn_script()} is no file: name SGLang's benchmark/hicache/bench_multiturn.py, "
             "MULTITURN=/path/to/bench_multiturn.py. Or leave it out: --clients."
         )
+    if arguments.requests % GROUPS or arguments.requests < GROUPS:
+        parser.error(f"--requests {arguments.requests}: it must be a multiple of {GROUPS}.")
     model = arguments.model or models.prepare()
     document: dict[str, Any] = {
         "command": " ".join(["python -m bench.clients", *sys.argv[1:]]),
@@ -113,7 +117,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             for arm in arguments.arms.split(","):
-                document["arms"][arm] = measure(arm, model, names, Path(folder))
+                document["arms"][arm] = measure(arm, model, names, arguments.requests, Path(folder))
     except ClientError as error:
         print(f"bench.clients: {error}", file=sys.stderr)
         return 1

@@ -21,7 +21,7 @@ from hiqcache import direct_http
 from loadtest.token_times import TokenTimes
 
 #: What each sends: shared prefixes that together take more than L1, so that L2 is read.
-GROUPS, PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS, REQUESTS = 6, 256, 24, 16, 48
+GROUPS, PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 6, 256, 24, 16
 
 Figures = dict[str, float]
 
@@ -32,11 +32,15 @@ class ClientError(RuntimeError):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a client runs: the server's address, the model's folder, a folder for its files."""
+    """Where a client runs: the server's address, the model's folder, a folder for its files.
+
+    requests: how many it sends, a multiple of GROUPS.
+    """
 
     url: str
     model: Path
     folder: Path
+    requests: int
 
 
 def _run(command: list[str], setting: Setting, name: str) -> None:
@@ -63,7 +67,7 @@ def bench_serving(setting: Setting) -> Figures:
         *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"),
         *("--base-url", setting.url, "--model", str(setting.model)),
         *("--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(GROUPS)),
-        *("--gsp-prompts-per-group", str(REQUESTS // GROUPS)),
+        *("--gsp-prompts-per-group", str(setting.requests // GROUPS)),
         *("--gsp-system-prompt-len", str(PREFIX_TOKENS)),
         *("--gsp-question-len", str(SUFFIX_TOKENS), "--gsp-output-len", str(OUTPUT_TOKENS)),
         *("--max-concurrency", "1", "--warmup-requests", "0", "--cache-report", "--disable-tqdm"),
@@ -89,7 +93,7 @@ def bench_multiturn(setting: Setting) -> Figures:
     command = [
         *(sys.executable, multiturn_script(), "--model-path", str(setting.model)),
         *("--host", str(parts.hostname), "--port", str(parts.port)),
-        *("--num-clients", str(GROUPS), "--num-rounds", str(REQUESTS // GROUPS)),
+        *("--num-clients", str(GROUPS), "--num-rounds", str(setting.requests // GROUPS)),
         *("--request-length", "64", "--output-length", str(OUTPUT_TOKENS)),
         *("--max-parallel", "1", "--request-rate", "100", "--disable-auto-run"),
         *("--disable-random-sample", "--log-file", str(output), "--seed", "1"),
@@ -114,7 +118,7 @@ def aiperf(setting: Setting) -> Figures:
         *("--num-prefix-prompts", str(GROUPS), "--prefix-prompt-length", str(PREFIX_TOKENS)),
         *("--isl", str(SUFFIX_TOKENS), "--isl-stddev", "0", "--osl", str(OUTPUT_TOKENS)),
         *("--osl-stddev", "0", "--extra-inputs", "ignore_eos:true"),
-        *("--concurrency", "1", "--request-count", str(REQUESTS), "--random-seed", "1"),
+        *("--concurrency", "1", "--request-count", str(setting.requests), "--random-seed", "1"),
         *("--output-artifact-dir", str(output), "--ui", "none"),
     ]
     _run(command, setting, "aiperf")
@@ -138,7 +142,7 @@ def openai(setting: Setting) -> Figures:
     client = OpenAI(base_url=f"{setting.url}/v1", api_key="none", http_client=straight)
     times: list[TokenTimes] = []
     cached = 0
-    for number in range(REQUESTS):
+    for number in range(setting.requests):
         group = number * 5 % GROUPS
         prompt = (
             f"Group {group}. " + "It was a dark and stormy night. " * 30 + f"Question {number}?"
