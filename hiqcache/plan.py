@@ -12,7 +12,6 @@ from hiqcache.geometry import KVGeometry
 from hiqcache.model import Model
 from hiqcache.record import RecordLayout, format_of, tokens_in_gigabytes
 from hiqcache.settings import STOCK
-from hiqcache.storage.seal import SEAL_BYTES
 
 #: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
@@ -44,19 +43,19 @@ def layout_for(
     codec: str,
     page_size: int = 1,
     transfer: str | None = None,
-    storage: bool = False,
+    trailer_bytes: int = 0,
 ) -> RecordLayout:
     """The record layout of ``codec`` under ``transfer`` (None: the package's own choice).
 
-    storage: whether pages go to L3, sealed. Raises ValueError where the codec does not serve a
-    width, and where a transfer's records are no pages to store.
+    trailer_bytes: of each page, for its seal where there is an L3. Raises ValueError where the
+    codec does not serve a width, and where a transfer's records are no pages to seal.
     """
     return RecordLayout(
         geometry.layers,
         page_size,
         row_formats(codec, geometry.parts),
         format=format_of(transfer),
-        trailer_bytes=SEAL_BYTES if storage else 0,
+        trailer_bytes=trailer_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from hiqcache.codecs import CODEC_NAMES
 from hiqcache.geometry import KVGeometry
 from hiqcache.plan import layout_for
 from hiqcache.settings import VALUES
+from hiqcache.storage.seal import SEAL_BYTES
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Arm:
         """
         if not self.quantises:
             return geometry.stock_bytes_per_token * self.kv_item_bytes // 2
-        layout = layout_for(geometry, self.codec, page_size, self.transfer, storage)
+        trailer = SEAL_BYTES if storage else 0
+        layout = layout_for(geometry, self.codec, page_size, self.transfer, trailer)
         return layout.bytes_per_token
 
 
