@@ -223,10 +223,11 @@ class Experiment:
         if self.scale.l2_gigabytes is not None:
             ours, size = self.bytes_per_token(arm, geometry), self.scale.page_size
             return tokens_in_gigabytes(self.scale.l2_gigabytes, ours, size)
-        if not arm.quantises:
-            return self.scale.pages(self.l1_of(arm) * self._ratio(arm, geometry))
-        page = self.bytes_per_token(arm, geometry) * self.scale.page_size
-        return stock * geometry.stock_bytes_per_token // page * self.scale.page_size
+        # HiQCache has SGLang size the pool by a ratio that is as much larger as its tokens are
+        # smaller (hiqcache/sglang/sizing.py); the page that pads it is one of its own.
+        ours = self.bytes_per_token(arm, geometry)
+        growth = geometry.stock_bytes_per_token / ours if arm.quantises else 1
+        return self.scale.pages(self.l1_of(arm) * (self._ratio(arm, geometry) * growth))
 
     def keeps(self, arm: Arm, geometry: KVGeometry) -> int:
         """Tokens of the arm's largest tier below the GPU: L3 holds what L2 does."""
