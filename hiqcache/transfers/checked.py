@@ -61,10 +61,6 @@ class CheckedTransfer(Transfer):
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
         self._inner.backup(host_indices, device_indices)
-        self.stored(host_indices)
-
-    def stored(self, host_indices: torch.Tensor) -> None:
-        """Take the sums of slots as they are: for whoever fills slots without a backup."""
         host = self._indices.send("stored", host_indices)
         self._sums[:, host] = record_sums(self.arena, host, 0, self.layers)
 

@@ -100,16 +100,6 @@ def test_what_was_never_stored_is_seen() -> None:
     assert transfer.mismatches == 5 * pool.shape.layers
 
 
-def test_slots_filled_without_a_backup_pass_once_they_are_told() -> None:
-    pool = Pool(Shape(), CPU).fill()
-    transfer = checked(pool)
-    host, rows = pool.indices(5)
-    TorchTransfer(pool.codec, pool.arena, (pool.k, pool.v)).backup(host, rows)
-    transfer.stored(host)
-    pool.restore_all(transfer, host, rows)
-    assert transfer.mismatches == 0
-
-
 def test_no_tokens() -> None:
     pool = Pool(Shape(), CPU)
     transfer = checked(pool)
