@@ -12,7 +12,7 @@ LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.loc
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
 .PHONY: help env demo demo-results test lint quality bench up down logs images dashboards \
-  dashboards-preview monitoring-test compose-test wheel contract clean
+  dashboards-preview monitoring-test storage-test compose-test wheel contract clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -30,7 +30,7 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 	@touch $@
 
 # What runs on CPUs must not find a GPU that its environment has no kernels for.
-demo demo-results test monitoring-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
+demo demo-results test monitoring-test storage-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
 demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (HIQCACHE_CODEC=int8-rot: another codec)
 	$(BIN)/python -m bench.demo --codec $(HIQCACHE_CODEC)
@@ -40,7 +40,10 @@ demo-results: env ## Renew the demo's figures that the documentation quotes (res
 	$(BIN)/python -m bench.readme
 
 test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
-	$(BIN)/python -m pytest -m "not docker and not monitoring"
+	$(BIN)/python -m pytest -m "not docker and not monitoring and not storage"
+
+storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, on a CPU
+	$(BIN)/python -m pytest -m storage
 
 # On a GPU: SGLANG_PYTHON=python3, the Python that SGLang serves with.
 quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)

@@ -305,10 +305,10 @@ FEATURES: Mapping[str, Entry] = _by_key(
             ),
             Evidence(
                 "unit",
-                "zero-copy pages, as Mooncake's and NIXL's",
+                "pages shared in a Mooncake store over TCP",
                 "CPU",
-                "tests/sglang/test_storage.py::"
-                "test_zero_copy_pages_come_back_and_damaged_ones_do_not",
+                "tests/sglang/test_mooncake.py::"
+                "test_replicas_share_pages_and_a_damaged_one_is_a_miss_that_leaves",
             ),
         ),
     ),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import NEEDS
+from tests import needs
+from tests.needs import NEEDS, is_library
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,7 +43,11 @@ def make(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("target", sorted(NEEDS))
+#: A library is not hidden by a PATH.
+OF_PROGRAMS = sorted(target for target, names in NEEDS.items() if not any(map(is_library, names)))
+
+
+@pytest.mark.parametrize("target", OF_PROGRAMS)
 def test_a_target_that_lacks_something_builds_nothing_and_says_one_command(
     target: str, machine: Path
 ) -> None:
@@ -78,4 +83,16 @@ def test_ci_installs_what_the_monitoring_test_needs(machine: Path) -> None:
         command, cwd=REPOSITORY, env={**os.environ, "PATH": str(machine)}, stdout=subprocess.PIPE
     )
     assert done.stdout.decode().split() == ["nodejs", "npm", "prometheus"]
-    assert " ".join(command[1:]) in (REPOSITORY / ".ci" / "run").read_text()
+    ci = (REPOSITORY / ".ci" / "run").read_text()
+    assert " ".join(command[1:]) in ci
+    for target in ("monitoring-test", "storage-test"):
+        assert f"tests/needs.py --packages {target}\n" in ci
+        assert f"\nmake {target}\n" in ci
+
+
+def test_a_library_that_is_missing_is_named_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDS, "storage-test", {"libc.so.6": "libc6", "libnone.so.9": "libnone9"})
+    text = needs.complaint("storage-test")
+    assert text is not None
+    assert "needs libnone.so.9," in text
+    assert text.endswith(" libnone9")

@@ -44,6 +44,7 @@ def _from_mooncake(backend: Any, key: str) -> bool:
     rank = backend.mla_suffix if backend.is_mla_backend else backend.mha_suffix
     pieces = ("k",) if backend.is_mla_backend else ("k", "v")
     names = [f"{tagged}_{rank}_{piece}" for tagged in backend._tag_keys([key]) for piece in pieces]
-    # A lease of the read that found it may still hold it: a later read tries again.
-    removed = [backend.store.remove(name) for name in names]
+    # By force: the read that found it left a lease on it, and every later one would. Whoever reads
+    # it at this moment proves it too.
+    removed = [backend.store.remove(name, True) for name in names]
     return not any(removed)

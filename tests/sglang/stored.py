@@ -11,7 +11,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from sglang.srt.managers.cache_controller import storage_model_name
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorage, HiCacheStorageConfig
+from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
+from bench.lab.mooncake import Mooncake
 from hiqcache.metrics import PoolLabels
 from hiqcache.sglang.storage_backend import GuardedStorage, guarded
 from hiqcache.storage.metrics import StorageMetrics
@@ -101,7 +103,7 @@ class Stored:
     @classmethod
     def of(
         cls,
-        where: Path | dict[str, list[bytes]],
+        where: Path | dict[str, list[bytes]] | Mooncake,
         *,
         page_size: int = 16,
         layout: str = "page_first",
@@ -110,8 +112,9 @@ class Stored:
         head_dim: int = 64,
         **changed: Any,
     ) -> Stored:
-        """``where``: a folder of HiCacheFile's, or the dictionary of a MemoryStorage."""
-        backend = "file" if isinstance(where, Path) else "dynamic"
+        """``where``: the folder of a HiCacheFile, the dictionary of a MemoryStorage, a Mooncake."""
+        backends = {Mooncake: "mooncake", dict: "dynamic"}
+        backend = backends.get(type(where), "file")
         info = buffer_info(slots, page_size=page_size, head_dim=head_dim)
         pool = host_pool(
             info, page_size=page_size, layout=layout, tokens=slots, allocator_type=backend
@@ -121,6 +124,9 @@ class Stored:
         if isinstance(where, Path):
             facts.extra_config = {"file_storage_path": str(where)}
             made = HiCacheFile(facts)
+        elif isinstance(where, Mooncake):
+            facts.extra_config = where.settings
+            made = MooncakeStore(facts, pool)
         else:
             made = MemoryStorage(facts, where)
         registry = CollectorRegistry()
