@@ -46,8 +46,8 @@ storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, 
 	$(BIN)/python -m pytest -m storage
 
 # On a GPU: SGLANG_PYTHON=python3, the Python that SGLang serves with.
-quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)
-	$(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.quality $(if $(MODEL),--model $(MODEL)) \
+quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (TASKS=mmlu,gsm8k: right answers; MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)
+	$(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.quality$(if $(TASKS),.tasks --tasks $(TASKS)) $(if $(MODEL),--model $(MODEL)) \
 	  $(if $(PAGE_SIZE),--page-size $(PAGE_SIZE)) $(if $(TP_SIZE),--tp-size $(TP_SIZE))
 
 bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 PAGE_SIZE=64 TP_SIZE=1 REPEATS=4 ARMS=... OUT=DIR), in SGLang's Python

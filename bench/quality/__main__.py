@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import math
 import shlex
@@ -32,8 +31,7 @@ from bench import REPOSITORY
 from bench.lab import environment, shards
 from bench.lab.arms import Arm, arms_argument
 from bench.lab.models import prepare
-from bench.lab.server_metrics import RESTORED_BYTES, RESTORED_TOKENS, scrape
-from bench.lab.servers import CPU_ARGS, CPU_ENV, GPU_ARGS, Server, ServerError, serving
+from bench.lab.servers import Server, ServerError, serving
 from bench.lab.shards import Shards
 from bench.lab.texts import TEXTS
 from bench.quality import report, summary
@@ -49,11 +47,9 @@ from bench.quality.arm_run import (
 )
 from bench.quality.prompts import QUICK, Prompts, Size, build
 from bench.quality.scoring import Scorer
+from bench.quality.served import check_bytes, server_args, server_env, serves_on_gpu
 from hiqcache.geometry import ITEM_BYTES, KVGeometry
 from hiqcache.model import read_model
-
-#: A server counts a restore when it next looks at finished transfers.
-COUNTED_WITHIN_S = 10.0
 
 DEFAULT_ARMS = "bf16,int8,int8-rot,fp8"
 
@@ -63,13 +59,13 @@ def main() -> int:
     model = options.model or prepare()
     size = QUICK if options.quick else Size()
     try:
-        cut = shards.chosen(options, cpu=not _serves_on_gpu())
+        cut = shards.chosen(options, cpu=not serves_on_gpu())
         geometry = read_model(model, cut.tp_size).geometry
         further = shards.further_arguments(options.server_args)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if torch.cuda.is_available() and not _serves_on_gpu():
+    if torch.cuda.is_available() and not serves_on_gpu():
         print("This Python has no SGLang kernels for the GPU: measuring on the CPU.", flush=True)
     prompts = _prompts(model, size)
     name = f"{model.name}-{options.dtype}" if options.dtype else model.name
@@ -164,22 +160,17 @@ def _run(
             reference = Reference.load(reference_file)
             fill_pass(scorer, prompts, tick)
         rows = restored_pass(scorer, prompts, reference, tick)
-        restored = _check_bytes(arm.bytes_per_token(geometry, page_size), arm.name, server, rows)
+        reported = sum(row["host"] for row in [*rows.windows, *rows.recalls])
+        restored = check_bytes(arm.bytes_per_token(geometry, page_size), arm.name, server, reported)
         if arm.name == "bf16":
             _write(work / "batched.json", batched_pass(scorer, prompts, reference, tick))
             _write(work / "cold.json", cold_pass(scorer, prompts, reference, tick))
     _write(rows_file, rows, seconds=time.monotonic() - started, restored=restored)
 
 
-def _serves_on_gpu() -> bool:
-    """Whether there is a GPU, and SGLang's kernels for it: ``make env`` installs none."""
-    return torch.cuda.is_available() and importlib.util.find_spec("sgl_kernel") is not None
-
-
 def _server(
     arm: Arm, model: Path, geometry: KVGeometry, prompts: Prompts, work: Path, extra: list[str]
 ) -> Server:
-    gpu = _serves_on_gpu()
     tokens = sum(len(w.tokens) + w.generate for w in prompts.windows)
     tokens += sum(len(r.prefix) + len(r.question) + len(r.answer) + 1 for r in prompts.recalls)
     # Twice what is asked: nothing that will be asked again may leave L2.
@@ -188,37 +179,9 @@ def _server(
         arm.name,
         model,
         work / f"{arm.file_name}.log",
-        (
-            *(GPU_ARGS if gpu else CPU_ARGS),
-            *("--max-total-tokens", str(prompts.size.l1_tokens)),
-            *("--hicache-size", str(gigabytes), "--skip-server-warmup"),
-            *arm.args,
-            *extra,
-        ),
-        {**({} if gpu else CPU_ENV), **arm.env},
+        (*server_args(prompts.size.l1_tokens, gigabytes), *arm.args, *extra),
+        {**server_env(), **arm.env},
     )
-
-
-def _check_bytes(expected: int, arm: str, server: Server, rows: Rows) -> dict[str, float]:
-    """What the server restored, in tokens and bytes; its codec's record proves which codec ran.
-
-    ``expected``: bytes per token.
-    """
-    reported = sum(row["host"] for row in [*rows.windows, *rows.recalls])
-    deadline = time.monotonic() + COUNTED_WITHIN_S
-    while True:
-        # One look at both: they are counted together.
-        metrics = scrape(server)
-        tokens, moved = metrics[RESTORED_TOKENS], metrics[RESTORED_BYTES]
-        if (tokens >= reported and moved == tokens * expected) or time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    if tokens < reported or moved != tokens * expected:
-        raise InvalidRunError(
-            f"INVALID RUN: {arm} restored {tokens:.0f} tokens in {moved:.0f} bytes, where its "
-            f"requests reported {reported} tokens and its layout takes {expected} bytes per token."
-        )
-    return {"tokens": tokens, "bytes": moved, "bytes_per_token": moved / tokens}
 
 
 def _write(file: Path, rows: Rows, **more: Any) -> None:

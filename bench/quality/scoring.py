@@ -87,6 +87,26 @@ class Scorer:
         answer = response.json()
         return [_scored(one) for one in (answer if isinstance(answer, list) else [answer])]
 
+    def solve(self, tokens: Sequence[int], longest: int, stops: Sequence[str]) -> tuple[str, int]:
+        """What the model writes after ``tokens``, and how many of them came from L2.
+
+        Greedily, until one of ``stops`` or ``longest`` tokens. Raises HttpError.
+        """
+        answer = direct_http.post(
+            f"{self._url}/generate",
+            {
+                "input_ids": list(tokens),
+                "sampling_params": {
+                    "temperature": 0,
+                    "max_new_tokens": longest,
+                    "stop": list(stops),
+                },
+            },
+            timeout=self._timeout,
+        ).json()
+        cached = answer["meta_info"]["cached_tokens_details"] or {}
+        return answer["text"], int(cached.get("host", 0))
+
     def fill(self, tokens: Sequence[int]) -> None:
         """Have a prefix computed and stored."""
         direct_http.post(
