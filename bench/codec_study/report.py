@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.codec_study.candidates import FP8
+from bench.codec_study.candidates import FOUR_BITS, FP8
 from bench.lab.environment import hardware
 from bench.lab.table import Table
 
 Kept = Mapping[str, Any]
+
+#: Restored KL of four bits, as a share of FP8's, at most: set before anything was measured.
+TARGETS = {"Qwen2.5-Coder-0.5B-Instruct": 1 / 3, "SmolLM2-135M-Instruct": 1.0}
 
 
 def write(out: Path) -> None:
@@ -29,6 +32,8 @@ def markdown(studies: list[Kept]) -> str:
         "Whole: every row passes in every layer. x BF16 counts codes, scales and what a page "
         f"keeps. of FP8: restored KL over that of `{FP8.name}`.",
         *(_setting(study) for study in studies),
+        "## Against the targets",
+        *_verdicts(studies),
         "## Candidates",
         _candidates(studies).markdown(),
         "## Stored again",
@@ -61,6 +66,40 @@ def _setting(study: Kept) -> str:
         + "; ".join(made)
         + "."
     )
+
+
+def shares(study: Kept) -> dict[str, float]:
+    """Restored KL of each candidate, as a share of FP8's."""
+    found = study["candidates"]
+    fp8 = found[FP8.name]["restored"]["kl"]
+    return {name: one["restored"]["kl"] / fp8 for name, one in found.items()}
+
+
+def _verdicts(studies: list[Kept]) -> list[str]:
+    """Whether four bits meet each target, and how many tokens the target leaves."""
+    if any(FP8.name not in study["candidates"] for study in studies):
+        return [f"No verdict: `{FP8.name}` was not measured on every model."]
+    lines = []
+    meeting: list[set[str]] = []
+    ratios: dict[str, float] = {}
+    for study in studies:
+        model, of_fp8 = study["setting"]["model"], shares(study)
+        target = TARGETS[model]
+        meeting.append({name for name, share in of_fp8.items() if share <= target})
+        ratios |= {name: one["times_bf16_at_128"] for name, one in study["candidates"].items()}
+        if FOUR_BITS.name in of_fp8:
+            share = of_fp8[FOUR_BITS.name]
+            lines.append(
+                f"{model}: `{FOUR_BITS.name}` restores with {share:.2f} of FP8's KL; at most "
+                f"{target:.2f} was asked: {'met' if share <= target else '**missed**'}."
+            )
+    common = set.intersection(*meeting)
+    if common:
+        best = max(common, key=lambda name: ratios[name])
+        lines.append(
+            f"The most tokens with every target met: `{best}`, {ratios[best]:.2f}x at heads of 128."
+        )
+    return lines
 
 
 def _candidates(studies: list[Kept]) -> Table:

@@ -135,7 +135,7 @@ def test_a_spoilt_layer_shows_in_both_protocols(subject: Subject) -> None:
     assert moved(exact, spoilt, window).kl.mean() > 1e-4
 
 
-def study(kls: dict[str, float]) -> dict[str, object]:
+def study(kls: dict[str, float], model: str = "SmolLM2-135M-Instruct") -> dict[str, object]:
     made = {
         "command": "python -m bench.codec_study",
         "environment": {
@@ -146,7 +146,7 @@ def study(kls: dict[str, float]) -> dict[str, object]:
     one = {"kl": 1.0, "kl_standard_error": 0.1, "top1_percent": 99.0, "perplexity_ratio": 1.0}
     return {
         "setting": {
-            "model": "M",
+            "model": model,
             "head_dim": 64,
             "layers": 2,
             "texts": {"t": "T"},
@@ -177,4 +177,19 @@ def test_the_report_sorts_by_ratio_and_compares_with_fp8(tmp_path: Path) -> None
     rows = [line for line in lines if line.startswith(("| fp8", "| K 3/5"))]
     assert [row.split(" | ")[0] for row in rows] == [f"| {FP8.name}", f"| {FOUR_BITS.name}"]
     assert rows[1].split(" | ")[1:6] == ["64", "3.55", "3.45", "5.0e-01 ± 1e-01", "0.25"]
-    assert any(line.startswith(f"| M | {FOUR_BITS.name} | 1.0e+00 | 2.0e+00") for line in lines)
+    assert any(
+        line.startswith(f"| SmolLM2-135M-Instruct | {FOUR_BITS.name} | 1.0e+00 | 2.0e+00")
+        for line in lines
+    )
+
+
+def test_a_target_is_met_or_missed_and_the_most_tokens_that_meet_all_are_named() -> None:
+    finer = "K 3/6 bits per channel, 4 kept; V4"
+    small = study({FP8.name: 2.0, FOUR_BITS.name: 1.9, finer: 1.0})
+    large = study({FP8.name: 2.0, FOUR_BITS.name: 0.8, finer: 0.5}, "Qwen2.5-Coder-0.5B-Instruct")
+    text = report.markdown([small, large])
+    assert f"SmolLM2-135M-Instruct: `{FOUR_BITS.name}` restores with 0.95 of FP8's KL" in text
+    assert "at most 1.00 was asked: met." in text
+    assert "0.40 of FP8's KL; at most 0.33 was asked: **missed**." in text
+    assert f"every target met: `{finer}`, 3.36x" in text
+    assert f"every target met: `{FOUR_BITS.name}`, 3.55x" in report.markdown([small])
