@@ -43,9 +43,9 @@ class Setting:
     requests: int
 
 
-def _run(command: list[str], setting: Setting, name: str) -> None:
+def _run(command: list[str], setting: Setting, name: str, **env: str) -> None:
     log = setting.folder / f"{name}.log"
-    variables = {"HF_HUB_OFFLINE": "1", "HOME": str(setting.folder), **direct_http.past_proxies()}
+    variables = {"HOME": str(setting.folder), **direct_http.past_proxies(), **env}
     with log.open("wb") as output:
         done = subprocess.run(
             command,
@@ -73,7 +73,7 @@ def bench_serving(setting: Setting) -> Figures:
         *("--max-concurrency", "1", "--warmup-requests", "0", "--cache-report", "--disable-tqdm"),
         *("--output-file", str(output), "--output-details", "--seed", "1"),
     ]
-    _run(command, setting, "bench_serving")
+    _run(command, setting, "bench_serving", HF_HUB_OFFLINE="1")
     found = json.loads(output.read_text().splitlines()[-1])
     return {
         "requests": found["completed"],
@@ -98,7 +98,7 @@ def bench_multiturn(setting: Setting) -> Figures:
         *("--max-parallel", "1", "--request-rate", "100", "--disable-auto-run"),
         *("--disable-random-sample", "--log-file", str(output), "--seed", "1"),
     ]
-    _run(command, setting, "bench_multiturn")
+    _run(command, setting, "bench_multiturn", HF_HUB_OFFLINE="1")
     found = json.loads(output.read_text().splitlines()[-1])["summary"]
     return {"requests": found["total_requests"], "ttft_s": found["median_ttft"]}
 
@@ -121,6 +121,7 @@ def aiperf(setting: Setting) -> Figures:
         *("--concurrency", "1", "--request-count", str(setting.requests), "--random-seed", "1"),
         *("--output-artifact-dir", str(output), "--ui", "none"),
     ]
+    # Told to be offline, it looks for a model's folder in the hub's cache.
     _run(command, setting, "aiperf")
     found = json.loads((output / "profile_export_aiperf.json").read_text())
     return {
