@@ -50,7 +50,7 @@ quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (
 	$(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.quality$(if $(TASKS),.tasks --tasks $(TASKS)) $(if $(MODEL),--model $(MODEL)) \
 	  $(if $(PAGE_SIZE),--page-size $(PAGE_SIZE)) $(if $(TP_SIZE),--tp-size $(TP_SIZE))
 
-bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 PAGE_SIZE=64 TP_SIZE=1 REPEATS=4 ARMS=... OUT=DIR), in SGLang's Python
+bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 PAGE_SIZE=64 TP_SIZE=1 REPEATS=4 ARMS=... EXPERIMENTS=... OUT=DIR), in SGLang's Python
 	$(if $(GRAFANA_TOKEN),-@$(MAKE) --no-print-directory $(GRAFANA_VENV)/.complete)
 	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
 	  $(PYTHON) -m bench.tiers $(if $(PLAN),--plan)

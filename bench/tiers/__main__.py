@@ -6,7 +6,7 @@ An experiment is called by what it holds constant; the sweep holds the bytes too
 working set. l3, which runs where it is asked for, holds those of L2 and of a disk behind it:
 SGLang's file backend, in a folder under --disk that is removed afterwards.
 
-MODEL, HICACHE_GB, PAGE_SIZE, TP_SIZE, REPEATS, ARMS, EXPERIMENTS, SERVER_ARGS and OUT in the
+MODEL, HICACHE_GB, PAGE_SIZE, TP_SIZE, REPEATS, ARMS, EXPERIMENTS, DISK, SERVER_ARGS and OUT in the
 environment set the defaults of the options with those names; --plan says how long it will take.
 All servers of an experiment are up at once, so that the host holds L2 for each, and 10 GiB that
 SGLang leaves free. They take load one at a time, in an order that is turned round from repeat to
@@ -250,7 +250,8 @@ def _setup(bench: Bench) -> dict[str, Any]:
 
 def _print_plan(plans: Sequence[Experiment], bench: Bench) -> None:
     for plan in plans:
-        ranks = f"{bench.scale.shards.tp_size} ranks per server"
+        tp = bench.scale.shards.tp_size
+        ranks = f"{tp} rank{'s' if tp > 1 else ''} per server"
         arms = ", ".join(
             f"{arm.name} ({plan.capacity(arm, bench.geometry):,} tokens)" for arm in plan.arms
         )

@@ -33,6 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
         "HICACHE_GB",
         "PAGE_SIZE",
         "TP_SIZE",
+        "DISK",
         "REPEATS",
         "ARMS",
         "EXPERIMENTS",
