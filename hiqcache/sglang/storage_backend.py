@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hiqcache.compatibility import WAY_OUT, UnsupportedError
 from hiqcache.sglang.observed import labels_of
 from hiqcache.sglang.storage import StoredPages
 from hiqcache.sglang.storage_discard import discard
@@ -22,6 +23,9 @@ from hiqcache.storage.metrics import PoolStorageMetrics, process_storage_metrics
 from hiqcache.storage.seal import sealed
 
 logger = logging.getLogger(__name__)
+
+#: Backends that tell the pieces of pools beside the first by the pools' attributes (SGLang 0.5.23).
+_LOOK_INSIDE = frozenset({"MooncakeStore", "HiCacheNixl"})
 
 
 class GuardedStorage:
@@ -56,7 +60,18 @@ class GuardedStorage:
         return getattr(self._backend, name)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Register a pool beside the first under its name."""
+        """Register a pool beside the first under its name.
+
+        Raises UnsupportedError where the backend would look for the pool's K and V.
+        """
+        backend = type(self._backend).__name__
+        beside = isinstance(host_pool, StoredPages) and host_pool is not self._first.pool
+        if beside and backend in _LOOK_INSIDE:
+            raise UnsupportedError(
+                f"{backend} keeps a model's second pool ({host_pool_name}) by its K and V buffers, "
+                "which a quantised pool does not have. Choose --hicache-storage-backend file, or: "
+                f"{WAY_OUT}"
+            )
         self._pools[str(host_pool_name)] = self._guard(host_pool, str(host_pool_name))
         self._backend.register_mem_host_pool_v2(host_pool, host_pool_name)
 

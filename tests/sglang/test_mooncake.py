@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.runtime_context import get_parallel
 
 from bench.lab.mooncake import Mooncake
+from hiqcache.compatibility import UnsupportedError
+from tests.sglang.builders import buffer_info, host_pool
 from tests.sglang.stored import Stored
 
 pytestmark = pytest.mark.storage
@@ -64,3 +67,12 @@ def test_replicas_share_pages_and_a_damaged_one_is_a_miss_that_leaves(
     assert one.storage.batch_set_v1(KEYS, slots) == [True] * 3
     assert other.storage.batch_get_v1(KEYS, target) == [True] * 3
     assert other.count("corrupt_pages") == 1
+
+
+def test_a_second_quantised_pool_is_refused(mooncake: Mooncake) -> None:
+    """Mooncake would ask it for its V buffer when its pages are written, and fail every write."""
+    stored = Stored.of(mooncake)
+    stored.storage.register_mem_host_pool_v2(stored.pool, PoolName.KV)
+    beside = host_pool(buffer_info(), allocator_type="mooncake")
+    with pytest.raises(UnsupportedError, match=r"second pool \(swa\).*file"):
+        stored.storage.register_mem_host_pool_v2(beside, PoolName.SWA)
