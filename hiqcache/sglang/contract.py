@@ -362,6 +362,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
 
 #: What is read of a server's own metrics: rules, dashboards, the exporter, the benchmarks.
 METRICS: tuple[Metric, ...] = (
+    Metric("sglang:backuped_tokens_total"),
     Metric("sglang:cached_tokens_total", ("cache_source",)),
     Metric("sglang:evicted_tokens_total"),
     Metric("sglang:generation_tokens_total"),
@@ -374,8 +375,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("sglang:max_total_num_tokens"),
     Metric("sglang:num_queue_reqs"),
     Metric("sglang:num_requests_total"),
+    Metric("sglang:num_retracted_requests_total"),
     Metric("sglang:num_running_reqs"),
     Metric("sglang:per_stage_req_latency_seconds", ("stage",)),
+    Metric("sglang:prefetched_tokens_total"),
     Metric("sglang:prefill_effective_tokens_total", ("mode",)),
     Metric("sglang:realtime_tokens_total", ("mode",)),
     Metric("sglang:time_to_first_token_seconds"),
