@@ -8,6 +8,13 @@ BIN := $(VENV)/bin
 HIQCACHE_CODEC ?= int8
 # grafana-client overwrites urllib3: it gets an environment of its own.
 GRAFANA_VENV := .cache/grafana
+# Another release of SGLang (SGLANG=0.5.22) lies over the environment: its own packages come first.
+DEFAULT_SGLANG := $(patsubst sglang==%,%,$(filter sglang==%,$(file <requirements/cpu-nodeps.in)))
+OVERLAY := $(if $(filter-out $(DEFAULT_SGLANG),$(SGLANG)),.cache/sglang-$(SGLANG))
+RUN := $(or $(OVERLAY),$(VENV))/bin/python
+# What is run on every served release.
+RELEASE_TESTS := tests/sglang/test_contract.py tests/sglang/test_adapters.py \
+  tests/sglang/test_assembly.py tests/e2e/test_restores.py
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
@@ -32,15 +39,24 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 # What runs on CPUs must not find a GPU that its environment has no kernels for.
 demo demo-results test monitoring-test storage-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
-demo: env ## Real SGLang on this CPU: BF16 and INT8 side by side (HIQCACHE_CODEC=int8-rot: another codec)
-	$(BIN)/python -m bench.demo --codec $(HIQCACHE_CODEC)
+demo: env $(OVERLAY) ## Real SGLang on this CPU: BF16 and INT8 side by side (HIQCACHE_CODEC=int8-rot: another codec)
+	$(RUN) -m bench.demo --codec $(HIQCACHE_CODEC)
 
 demo-results: env ## Renew the demo's figures that the documentation quotes (results/demo)
 	$(BIN)/python -m bench.demo --out results/demo
 	$(BIN)/python -m bench.readme
 
-test: env $(GRAFANA_VENV)/.complete ## Every test that needs no GPU, no Docker and no Prometheus
-	$(BIN)/python -m pytest -m "not docker and not monitoring and not storage"
+test: env $(or $(OVERLAY),$(GRAFANA_VENV)/.complete) ## Every test that needs no GPU, no Docker and no Prometheus (SGLANG=x.y.z: what is run on every served release)
+	$(RUN) -m pytest $(if $(SGLANG),$(RELEASE_TESTS),-m "not docker and not monitoring and not storage")
+
+.cache/sglang-%: requirements/sglang-%.lock | env
+	rm -rf $@
+	$(BIN)/python -m venv --without-pip $@
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  > $$($@/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  -r $< || { rm -rf $@; exit 1; }
+	@touch $@
 
 storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, on a CPU
 	$(BIN)/python -m pytest -m storage
@@ -109,11 +125,13 @@ wheel: env ## Build the package into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  --wheel-dir dist .
 
-contract: env ## Does another SGLang keep what HiQCache needs of it? (SGLANG=x.y.z; reads its wheel)
-	@version=$${SGLANG:-$$($(BIN)/python -c 'from hiqcache.sglang import SUPPORTED_SGLANG as v; print(v)')} && \
-	  $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps \
-	    --only-binary :all: --dest .cache/wheels sglang==$$version && \
-	  $(BIN)/python -m hiqcache.sglang.release .cache/wheels/sglang-$$version-*.whl
+contract: env ## Do the served releases of SGLang keep what HiQCache needs of them? (SGLANG=x.y.z: another; reads wheels)
+	@versions="$${SGLANG:-$$($(BIN)/python -c 'from hiqcache.sglang.adapters import SERVED; print(*SERVED)')}" && \
+	  for version in $$versions; do $(BIN)/python -m pip download --quiet \
+	    --disable-pip-version-check --no-deps --only-binary :all: --dest .cache/wheels \
+	    sglang==$$version || exit 1; done && \
+	  $(BIN)/python -m hiqcache.sglang.release \
+	    $$(for version in $$versions; do echo .cache/wheels/sglang-$$version-*.whl; done)
 
 clean: ## Remove the environment, caches and prepared models
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
