@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from prometheus_client import CollectorRegistry
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile, PoolName, PoolTransfer
 from sglang.srt.runtime_context import get_parallel
 
 from hiqcache.compatibility import UnsupportedError
+from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
 from hiqcache.sglang.storage import require_storage
+from hiqcache.sglang.storage_backend import guarded
 from hiqcache.storage.backends import REFUSED
+from hiqcache.storage.metrics import StorageMetrics
 from tests.sglang.builders import HEADS, LAYERS, buffer_info, host_pool
-from tests.sglang.stored import SLOTS, Stored
+from tests.sglang.stored import LABELS, SLOTS, Stored, config
 
 KEYS = ["aa", "bb", "cc"]
 
@@ -308,3 +312,33 @@ def test_storage_that_is_attached_later_is_refused() -> None:
     pool = host_pool(buffer_info())
     with pytest.raises(UnsupportedError, match="without room for its pages' checksums"):
         pool.require_stored("file")
+
+
+def test_sglangs_own_pool_is_measured_and_nothing_else(tmp_path: Path) -> None:
+    info = buffer_info(SLOTS, page_size=16)
+    pool = host_pool(info, page_size=16, tokens=SLOTS, cls=MHATokenToKVPoolHostCopy)
+    facts = config(pool, "some/model")
+    assert facts.model_name == "some/model"
+    facts.extra_config = {"file_storage_path": str(tmp_path)}
+    metrics = StorageMetrics(CollectorRegistry()).of(LABELS)
+    storage = guarded(HiCacheFile(facts), facts, pool, lambda _: metrics)
+    assert isinstance(storage, HiCacheFile)
+    assert type(storage).__name__ == "HiCacheFile"
+    storage.register_mem_pool_host(pool)
+    page = torch.randn_like(pool.get_data_page(0).float()).to(torch.bfloat16)
+    assert storage.batch_set(["aa"], [page])
+    (file,) = tmp_path.glob("*.bin")
+    assert file.name == "aa_some-model_0_1.bin"
+    assert file.read_bytes() == page.view(torch.uint8).numpy().tobytes()
+    (found,) = storage.batch_get(["aa"], [pool.get_dummy_flat_data_page()])
+    assert found is not None
+    assert torch.equal(found, page)
+    # As without HiQCache: a damaged page is served. It is not ours to judge.
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    (found,) = storage.batch_get(["aa"], [pool.get_dummy_flat_data_page()])
+    assert found is not None
+    assert metrics.read_pages._value.get() == 2
+    assert metrics.read_bytes._value.get() == 2 * page.nbytes
+    assert metrics.corrupt_pages._value.get() == 0
