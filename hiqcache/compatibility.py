@@ -355,7 +355,8 @@ FEATURES: Mapping[str, Entry] = _by_key(
     Entry(
         "decode_offload",
         "Decode servers that offload KV to L3 storage",
-        refused="HiQCache does not write its records to L3 storage yet.",
+        refused="SGLang builds their host pool apart from L2, and nobody has tried it with encoded "
+        "pages.",
         way_out="Start without it",
         tested=(Evidence("unit", "refused", "CPU", _ASSEMBLY + "test_decode_offload_is_refused"),),
     ),
