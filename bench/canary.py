@@ -1,6 +1,6 @@
 """The canary's figure beside the quality harness's, on the same texts and servers of every arm.
 
-    python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--out FILE]
+    python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--cpu] [--out FILE]
 
 Each arm's server gets the harness's windows as the canary's prompts and no other load, so the
 canary pushes, and compares until so many prompts were restored. What a codec made of a prompt's
@@ -14,12 +14,13 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from prometheus_client import CollectorRegistry
 from tqdm import tqdm
 
@@ -29,7 +30,7 @@ from bench.lab.arms import Arm, arm_named, arms_argument
 from bench.lab.bootstrap import bootstrap
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
 from bench.lab.texts import TEXTS, tokens_of, windows
-from hiqcache.canary.command import follow, summary
+from hiqcache.canary.command import summary
 from hiqcache.canary.metrics import CanaryMetrics
 from hiqcache.canary.server import Client
 from hiqcache.canary.watch import Plan, Watch
@@ -43,6 +44,8 @@ WINDOWS = 8
 #: of so many times L1's tokens: half a gigabyte, as SGLang wants ten more to be free.
 L1_TOKENS = 3072
 L2_RATIO = 4
+#: Longer than all prompts take to be filled on a busy CPU.
+STALLED_S = 900
 
 
 def prompts(model: Path) -> dict[str, str]:
@@ -60,7 +63,7 @@ def prompts(model: Path) -> dict[str, str]:
 
 
 def measure(
-    arm: Arm, model: Path, texts: dict[str, str], restored: int, log: Path
+    arm: Arm, model: Path, texts: dict[str, str], restored: int, cpu: bool, log: Path
 ) -> dict[str, Any]:
     """One arm's figures: the canary's own summary, and an interval over its prompts."""
     server = Server(
@@ -68,18 +71,26 @@ def measure(
         model,
         log,
         (
-            *(*CPU_ARGS, "--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", str(L2_RATIO)),
+            *(CPU_ARGS if cpu else ()),
+            *("--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", str(L2_RATIO)),
             *("--skip-server-warmup", *arm.args),
         ),
-        {**CPU_ENV, **arm.env},
+        {**(CPU_ENV if cpu else {}), **arm.env},
     )
     with serving(server), tqdm(total=restored, desc=arm.name, unit="prompt") as bar:
         prefix, scored = HARNESS if arm.quantises else OWN
         plan = Plan(1.0, prefix, scored, 10**9, 0.01, texts)
         watch = Watch(arm.name, Client(server.url), plan, CanaryMetrics(CollectorRegistry()))
-        while len(watch.comparisons) < restored:
-            follow(watch, 0.0, len(watch.comparisons) + 1, threading.Event())
-            bar.update()
+        latest = time.monotonic()
+        while (compared := len(watch.comparisons)) < restored:
+            watch.visit()
+            if len(watch.comparisons) > compared:
+                bar.update()
+                latest = time.monotonic()
+            elif time.monotonic() > latest + STALLED_S:
+                raise RuntimeError(
+                    f"{arm.name}: nothing was compared for {STALLED_S} s.\n{server.tail()}"
+                )
         tiers = watch.client.tiers()
     by_prompt = {one.prompt: one.divergences for one in watch.comparisons}
     return {
@@ -142,11 +153,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a local model; default: SmolLM2-135M")
     parser.add_argument("--arms", type=arms_argument, default="bf16,int8,int8-rot")
     parser.add_argument("--restored", type=int, default=208, help="comparisons of a copy")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, with a GPU or without")
     parser.add_argument("--out", type=Path, help="default: results/canary/<model>.json")
     arguments = parser.parse_args()
     model = arguments.model or models.prepare()
     out = arguments.out or REPOSITORY / "results" / "canary" / f"{model.name}.json"
     texts, offline = prompts(model), harness(model)
+    cpu = arguments.cpu or not torch.cuda.is_available()
     document: dict[str, Any] = {
         "command": " ".join(["python -m bench.canary", *sys.argv[1:]]),
         "model": model.name,
@@ -157,7 +170,7 @@ def main() -> int:
         for arm in arguments.arms:
             log = Path(folder, f"{arm.file_name}.log")
             wanted = 2 * len(texts) if arm.quantises else arguments.restored
-            found = measure(arm, model, texts, wanted, log)
+            found = measure(arm, model, texts, wanted, cpu, log)
             found["harness_kl_nats"] = offline.get(arm.name)
             document["arms"][arm.name] = found
             print(json.dumps({arm.name: found}, indent=2), flush=True)
