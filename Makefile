@@ -61,15 +61,19 @@ test: env $(or $(OVERLAY),$(GRAFANA_VENV)/.complete) ## Every test that needs no
 storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, on a CPU
 	$(BIN)/python -m pytest -m storage
 
-# On a GPU: SGLANG_PYTHON=python3, the Python that SGLang serves with.
-quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (TASKS=mmlu,gsm8k: right answers; MODEL=DIR, SGLANG_PYTHON=python3 on a GPU)
+# The Python that SGLang serves with: the machine's own where it has SGLang, as on a GPU host.
+SGLANG_PYTHON ?= $(shell $(PYTHON) -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("sglang"))' 2>/dev/null && echo $(PYTHON))
+# Asked once, not at each use.
+SGLANG_PYTHON := $(SGLANG_PYTHON)
+
+quality: $(if $(SGLANG_PYTHON),,env) ## What restored prefixes cost in quality (TASKS=mmlu,gsm8k: right answers; MODEL=DIR)
 	$(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.quality$(if $(TASKS),.tasks --tasks $(TASKS)) $(if $(MODEL),--model $(MODEL)) \
 	  $(if $(PAGE_SIZE),--page-size $(PAGE_SIZE)) $(if $(TP_SIZE),--tp-size $(TP_SIZE))
 
-bench: ## Both arms on this GPU host (MODEL=DIR HICACHE_GB=8 PAGE_SIZE=64 TP_SIZE=1 REPEATS=4 ARMS=... EXPERIMENTS=... OUT=DIR), in SGLang's Python
+bench: $(if $(SGLANG_PYTHON),,env) ## Both arms on this machine's GPU, or its CPU (MODEL=DIR HICACHE_GB=8 PAGE_SIZE=64 TP_SIZE=1 REPEATS=4 ARMS=... EXPERIMENTS=... OUT=DIR PLAN=1)
 	$(if $(GRAFANA_TOKEN),-@$(MAKE) --no-print-directory $(GRAFANA_VENV)/.complete)
 	$(if $(GRAFANA_TOKEN),GRAFANA_PYTHON=$(abspath $(GRAFANA_VENV))/bin/python) \
-	  $(PYTHON) -m bench.tiers $(if $(PLAN),--plan)
+	  $(or $(SGLANG_PYTHON),$(BIN)/python) -m bench.tiers $(if $(PLAN),--plan)
 
 $(GRAFANA_VENV)/.complete: requirements/grafana.lock
 	$(PYTHON) -m venv $(GRAFANA_VENV)
