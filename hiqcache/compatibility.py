@@ -104,12 +104,15 @@ def _by_key(*entries: _E) -> Mapping[str, _E]:
 
 
 _E2E = "tests/e2e/test_restores.py::test_restored_answers"
+_MODELS = "tests/e2e/test_models.py::test_restored_answers"
 _REFUSALS = "tests/sglang/test_refusals.py::"
+_LATENT = (
+    "tests/sglang/test_latent_pool.py::"
+    "test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves"
+)
 _ASSEMBLY = "tests/sglang/test_assembly.py::"
 _GROWTH = _ASSEMBLY + "test_every_pool_grows_alike_within_the_bytes_of_sglangs_own"
-_SEVERAL = (
-    "SGLang splits such a model's KV over several host pools, which HiQCache does not serve yet."
-)
+_UNTRIED = "it has not been served on a GPU yet."
 
 #: Families by key, in the order in which SGLang decides (kv_cache_configurator.py).
 FAMILIES: Mapping[str, Family] = _by_key(
@@ -132,8 +135,8 @@ FAMILIES: Mapping[str, Family] = _by_key(
         "Plain attention, K and V of different widths",
         models=("DeepSeek-VL2 without MLA",),
         pools=("AsymmetricMHATokenToKVPoolHost",),
-        quantised="nothing",
-        refused="it has not been served on a GPU yet.",
+        quantised="K and V",
+        refused=_UNTRIED,
         tested=(
             Evidence(
                 "unit",
@@ -148,67 +151,71 @@ FAMILIES: Mapping[str, Family] = _by_key(
         "Latent attention (MLA)",
         models=("DeepSeek V2 and V3", "Kimi K2", "GLM-4.7-Flash", "MiniCPM3"),
         pools=("MLATokenToKVPoolHost",),
-        quantised="nothing",
+        quantised="the latent, in blocks of 128 with a scale each, and the rope part",
         example=Example("DeepSeek-V3", (KVGeometry.of_latent(61, 512, 64),)),
-        refused="HiQCache serves plain K and V heads (MHA, GQA, MQA), not the latent rows of MLA.",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_device_pools"),),
+        tested=(
+            Evidence("random", "a tiny DeepSeek-V2", "CPU", _MODELS),
+            Evidence("unit", "rows come back", "CPU", _LATENT),
+        ),
     ),
     Family(
         "dsa",
         "Latent attention with an indexer (DSA)",
         models=("DeepSeek V3.2", "GLM-5"),
         pools=("MLATokenToKVPoolHost", "DSAIndexerPoolHost"),
-        quantised="nothing",
+        quantised="as of MLA; the indexer's keys stay SGLang's own",
         # The indexer's keys: 128 elements of fp8 and one fp32 scale (mem_cache/pool_host/dsa.py).
         example=Example(
             "DeepSeek-V3.2", (KVGeometry.of_latent(61, 512, 64),), kept_bytes=61 * (128 + 4)
         ),
-        refused="HiQCache serves plain K and V heads (MHA, GQA, MQA), not the latent rows of MLA.",
-        tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_device_pools"),),
+        refused=_UNTRIED,
+        tested=(Evidence("unit", "by SGLang's assembly", "CPU", _GROWTH),),
     ),
     Family(
         "sliding",
         "Sliding windows in a pool of their own",
         models=("gpt-oss", "Llama 4", "Gemma 4", "MiMo-V2"),
         pools=("MHATokenToKVPoolHost", "MHATokenToKVPoolHost"),
-        quantised="nothing",
+        quantised="K and V of both pools",
         example=Example(
             "gpt-oss-20b", (KVGeometry.of_heads(12, 8, 64), KVGeometry.of_heads(12, 8, 64))
         ),
-        refused=_SEVERAL,
+        refused=_UNTRIED,
+        tested=(Evidence("unit", "by SGLang's assembly", "CPU", _GROWTH),),
     ),
     Family(
         "linear",
         "Linear attention or Mamba beside plain attention",
         models=("Qwen3-Next", "Qwen3.5", "Nemotron-H", "Falcon-H1", "LFM2"),
         pools=("MHATokenToKVPoolHost", "MambaPoolHost"),
-        quantised="nothing",
+        quantised="K and V; recurrent states stay SGLang's own",
         example=Example("Qwen3-Next-80B-A3B", (KVGeometry.of_heads(12, 2, 256),)),
-        refused=_SEVERAL,
+        refused=_UNTRIED,
+        tested=(Evidence("unit", "by SGLang's assembly", "CPU", _GROWTH),),
     ),
     Family(
         "linear_mla",
         "Linear attention beside latent attention",
         models=("Kimi-Linear", "Ling 2.5"),
         pools=("MLATokenToKVPoolHost", "MambaPoolHost"),
-        quantised="nothing",
-        refused=_SEVERAL,
+        quantised="latent rows; recurrent states stay SGLang's own",
+        refused=_UNTRIED,
     ),
     Family(
         "linear_sliding",
         "Linear attention beside sliding windows",
         models=("Inkling",),
         pools=("MHATokenToKVPoolHost", "MHATokenToKVPoolHost", "MambaPoolHost"),
-        quantised="nothing",
-        refused=_SEVERAL,
+        quantised="K and V of both pools; recurrent states stay SGLang's own",
+        refused=_UNTRIED,
     ),
     Family(
         "mla_sliding",
         "Latent attention with sliding windows",
         models=("Dots 3 Note",),
         pools=("MLATokenToKVPoolHost", "MLATokenToKVPoolHost"),
-        quantised="nothing",
-        refused=_SEVERAL,
+        quantised="latent rows of both pools",
+        refused=_UNTRIED,
     ),
     Family(
         "deepseek_v4",
@@ -267,6 +274,56 @@ FEATURES: Mapping[str, Entry] = _by_key(
         refused="HiQCache serves page_first, page_first_direct and layer_first.",
         way_out="Choose one of those",
         tested=(Evidence("unit", "refused", "CPU", _REFUSALS + "test_unknown_host_layouts"),),
+    ),
+    Entry(
+        "dcp",
+        "Decode context parallelism (--dcp-size), with MLA",
+        tested=(
+            Evidence(
+                "unit",
+                "each rank keeps its part of a page",
+                "CPU",
+                "tests/sglang/test_latent_pool.py::"
+                "test_ranks_that_share_a_page_keep_their_slots_of_it",
+            ),
+        ),
+    ),
+    Entry(
+        "dcp_storage",
+        "Decode context parallelism with L3 storage",
+        refused="HiQCache stores pages that one rank holds.",
+        way_out="Start without a storage backend",
+        tested=(
+            Evidence(
+                "unit",
+                "refused",
+                "CPU",
+                "tests/sglang/test_latent_pool.py::test_latent_rows_that_are_not_served",
+            ),
+        ),
+    ),
+    Entry(
+        "latent_release",
+        "Latent attention (MLA) on SGLang 0.5.22",
+        refused="HiQCache reads latent rows as SGLang 0.5.23 describes them.",
+        way_out="Install sglang==0.5.23",
+        tested=(
+            Evidence("unit", "refused", "CPU", _REFUSALS + "test_latent_rows_of_older_releases"),
+        ),
+    ),
+    Entry(
+        "host_dedup",
+        "MLA's rows in the host memory of one rank only",
+        refused="SGLang 0.5.23 has the class for it and no server that builds it; HiQCache keeps "
+        "the rows of each rank.",
+        tested=(
+            Evidence(
+                "unit",
+                "refused",
+                "CPU",
+                "tests/sglang/test_latent_pool.py::test_latent_rows_that_are_not_served",
+            ),
+        ),
     ),
     Entry(
         "quantised_kv",
@@ -363,7 +420,7 @@ FEATURES: Mapping[str, Entry] = _by_key(
     Entry(
         "other_pools",
         "Host pools of other kinds than the models' above",
-        refused="HiQCache quantises plain K and V heads (MHA, GQA, MQA).",
+        refused="HiQCache quantises K and V heads (MHA, GQA, MQA) and latent rows (MLA).",
         tested=(
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_pools_that_are_built_unasked"),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hiqcache.record import Part, kv_parts
+from hiqcache.record import Part, kv_parts, latent_parts
 
 #: Row dtypes that are served, and their bytes per element.
 ITEM_BYTES = {"bfloat16": 2, "float16": 2}
@@ -48,8 +48,7 @@ class KVGeometry:
     @classmethod
     def of_latent(cls, layers: int, latent: int, rope: int, dtype: str = "bfloat16") -> KVGeometry:
         """The compressed row of multi-head latent attention; every rank holds all of it."""
-        parts = Part("latent", 1, latent), Part("rope", 1, rope)
-        return cls(layers, parts if rope else parts[:1], dtype)
+        return cls(layers, latent_parts(latent, rope), dtype)
 
     @property
     def item_bytes(self) -> int:

@@ -50,11 +50,12 @@ def layout_for(
     trailer_bytes: of each page, for its seal where there is an L3. Raises ValueError where the
     codec does not serve a width, and where a transfer's records are no pages to seal.
     """
+    rows = row_formats(codec, geometry.parts)
     return RecordLayout(
         geometry.layers,
         page_size,
-        row_formats(codec, geometry.parts),
-        format=format_of(transfer),
+        rows,
+        format=format_of(transfer, rows),
         trailer_bytes=trailer_bytes,
     )
 

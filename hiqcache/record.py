@@ -41,9 +41,19 @@ SCALE_BYTES = 2
 CHUNK_TOKENS = 16
 
 
-def format_of(transfer: str | None) -> Format:
-    """How the records of ``transfer`` lie: padded for the JIT mover's, packed for all others."""
-    return "padded" if transfer == "mover" else "packed"
+def format_of(transfer: str | None, rows: Sequence[RowFormat] = ()) -> Format:
+    """How the records of ``transfer`` lie: padded for the JIT mover's, packed for all others.
+
+    Raises ValueError where ``rows`` differ and the mover is to move them.
+    """
+    if transfer != "mover":
+        return "packed"
+    if len(set(rows)) > 1:
+        raise ValueError(
+            "transfer mover copies records of one size, and this model's rows differ: use "
+            "HIQCACHE_TRANSFER=fused."
+        )
+    return "padded"
 
 
 class Part(NamedTuple):
@@ -57,6 +67,12 @@ class Part(NamedTuple):
 def kv_parts(heads: int, head_dim: int, v_head_dim: int | None = None) -> tuple[Part, ...]:
     """The parts of multi-head attention: K and V, of widths of their own."""
     return Part("k", heads, head_dim), Part("v", heads, v_head_dim or head_dim)
+
+
+def latent_parts(latent: int, rope: int) -> tuple[Part, ...]:
+    """The parts of latent attention, one row for all heads: the latent, and the rope if any."""
+    parts = Part("latent", 1, latent), Part("rope", 1, rope)
+    return parts if rope else parts[:1]
 
 
 class RowFormat(NamedTuple):

@@ -110,7 +110,8 @@ def settings(arm: Arm, checksum: bool) -> Iterator[None]:
 def build(arm: Arm, shape: Shape, checksum: bool, k: list[Any], v: list[Any]) -> Any:
     """The arm's host pool over the device rows ``k`` and ``v``. Raises UnsupportedError."""
     from bench.transfers.stock import describe_rows, stock_pool
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy, MHATokenToKVPoolHostINT8
+    from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
     cuda = k[0].is_cuda
     chosen: Callable[..., Any] = MHATokenToKVPoolHostINT8

@@ -32,10 +32,11 @@ from hiqcache.settings import Settings
 from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.support import (
     nothing_to_quantise,
+    require_family,
     require_known_pool,
     require_l2_alone,
     require_no_decode_offload,
-    require_plain_kv_pool,
+    require_whole_pool,
 )
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,14 @@ class Assembly:
             with building("l2"):
                 return original(cache, params, *args, **kwargs)
 
+        from hiqcache.sglang.families import family_of
         from hiqcache.sglang.sizing import growth
 
+        kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+        states = getattr(params.req_to_token_pool, "mamba_pool", None)
+        require_family(
+            family_of(kvcache, states is not None), type(kvcache).__name__, adapter().LATENT
+        )
         if not asked:
             require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
         factor = Fraction(1)
@@ -114,7 +121,6 @@ class Assembly:
             return original(*args, **kwargs)
 
     def build_kv_host_pool(self, original: Any, **kwargs: Any) -> Any:
-        from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import is_mla_pool
         from sglang.srt.runtime_context import get_disagg, get_memory
 
         now = _building.get()
@@ -125,8 +131,8 @@ class Assembly:
 
         from hiqcache.sglang.sizing import shrinkage
 
-        kv_pool, use_mla = kwargs["kv_pool"], kwargs.get("use_mla")
-        require_plain_kv_pool(kv_pool, is_mla_pool(kv_pool) if use_mla is None else use_mla)
+        kv_pool = kwargs["kv_pool"]
+        require_whole_pool(kv_pool)
         size = kwargs.get("host_size")
         size = get_memory().hicache_size if size is None else size
         if size > 0 and kv_pool.layer_num:
@@ -142,8 +148,17 @@ class Assembly:
 
     def get_mha_host_pool_cls(self, original: Any, device_rows: Any) -> Callable[..., Any]:
         """What SGLang calls with a host pool's arguments, in place of a class of its own."""
-        layers = len(adapter().rows(device_rows).buffers.k)
+        from hiqcache.sglang.rows import layers_of
+
+        layers = layers_of(adapter().rows(device_rows))
         return functools.partial(self._build, original(device_rows), layers)
+
+    def mla_host_pool(self, *args: Any, target_layer_num: int, **kwargs: Any) -> Any:
+        """What SGLang's assembler calls in place of the class MLATokenToKVPoolHost."""
+        from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+        kwargs["target_layer_num"] = target_layer_num
+        return self._build(MLATokenToKVPoolHost, target_layer_num, *args, **kwargs)
 
     def _build(self, stock: type, layers: int, *args: Any, **kwargs: Any) -> Any:
         return self._choose(stock, layers, kwargs["pool_label"])(*args, **kwargs)
@@ -156,7 +171,7 @@ class Assembly:
         in_l2 = now is not None and now.what == "l2" and not label.startswith("draft")
         # A pipeline stage may hold no layer of a kind: there is nothing to store.
         if self._settings.quantises and in_l2 and layers:
-            chosen = _quantised_pool()
+            chosen = _quantised_pool(stock)
         elif self._copies:
             chosen = _copying_pool(stock)
         # TensorCast's store serves SGLang's own class and no subclass of it.
@@ -177,7 +192,7 @@ class Assembly:
         if now is None or now.what != "l2":
             return
         pool = entry.host_pool
-        if not isinstance(pool, _quantised_pool()) and getattr(pool, "layer_num", None) != 0:
+        if not _is_quantised(pool) and getattr(pool, "layer_num", None) != 0:
             require_known_pool(type(pool).__name__, str(entry.name))
 
     def prepare_hicache_staging(
@@ -197,7 +212,7 @@ class Assembly:
 
         group = getattr(cache, "host_pool_group", None)
         pools = [entry.host_pool for entry in group.entries] if group is not None else []
-        if any(isinstance(pool, _quantised_pool()) for pool in pools) or get_parallel().tp_rank:
+        if any(map(_is_quantised, pools)) or get_parallel().tp_rank:
             return
         enabled = bool(get_memory().enable_hierarchical_cache)
         logger.warning(
@@ -206,15 +221,22 @@ class Assembly:
         )
 
 
-def _quantised_pool() -> type:
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+def _is_quantised(pool: Any) -> bool:
+    from hiqcache.sglang.host_pool import QuantisedPool
 
-    return MHATokenToKVPoolHostINT8
+    return isinstance(pool, QuantisedPool)
+
+
+def _quantised_pool(stock: type) -> type:
+    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8, MLATokenToKVPoolHostINT8
+
+    latent = issubclass(stock, MLATokenToKVPoolHost)
+    return MLATokenToKVPoolHostINT8 if latent else MHATokenToKVPoolHostINT8
 
 
 def _copying_pool(stock: type) -> type:
-    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+    from hiqcache.sglang.copying_pool import COPYING
 
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
-
-    return MHATokenToKVPoolHostCopy if stock is MHATokenToKVPoolHost else stock
+    return COPYING.get(stock, stock)

@@ -40,7 +40,6 @@ NEEDS: tuple[Need, ...] = (
         "hooked: what is built of which device pool",
         ("kv_pool", "page_size", "use_mla", "host_size", "mtp_draft_device_pools", "pool_label"),
     ),
-    Need(ASSEMBLER, "is_mla_pool", "whether a device pool is MLA's"),
     Need(ASSEMBLER, "build_mamba_host_pool", "hooked: recurrent state beside KV", ("host_size",)),
     Need(
         ASSEMBLER,
@@ -59,11 +58,6 @@ NEEDS: tuple[Need, ...] = (
     Need(f"{MEM}.pool_host.group", "HostPoolGroup.__init__", "hooked: all pools", ("entries",)),
     Need(f"{MEM}.pool_host.group", "HostPoolGroup.add_entry", "hooked: pools that come later"),
     Need(f"{MEM}.pool_host.group", "PoolEntry", "a pool and its name", ("name", "host_pool")),
-    Need(
-        f"{MEM}.pool_host.mha",
-        "prepare_mha_write_back_staging",
-        "hooked: GPU memory that a quantised pool does not use",
-    ),
     # Storage beyond the host.
     Need(
         f"{MEM}.storage.backend_factory",
@@ -125,30 +119,58 @@ NEEDS: tuple[Need, ...] = (
             "get_split_heads_page_buffer_meta",
         ),
     ),
-    Need(f"{MEM}.pool_host.mha", "MHATokenToKVPoolHost.get_size_per_token", "overridden"),
-    Need(f"{MEM}.pool_host.mha", "MHATokenToKVPoolHost.init_kv_buffer", "overridden"),
-    Need(
-        f"{MEM}.pool_host.mha",
-        "MHATokenToKVPoolHost.backup_from_device_all_layer",
-        "overridden: every backup",
-        _TRANSFER,
-        alone=True,
+    *(
+        Need(f"{MEM}.pool_host.{module}", f"{owner}.{method}", why, takes, alone=True)
+        for module, owner in (("mha", "MHATokenToKVPoolHost"), ("mla", "MLATokenToKVPoolHost"))
+        for method, why, takes in (
+            ("get_size_per_token", "overridden", ()),
+            ("init_kv_buffer", "overridden", ()),
+            ("backup_from_device_all_layer", "overridden: every backup", _TRANSFER),
+            (
+                "load_to_device_per_layer",
+                "overridden: every restore",
+                (*_TRANSFER, "layer_id", "is_draft"),
+            ),
+        )
     ),
     Need(
-        f"{MEM}.pool_host.mha",
-        "MHATokenToKVPoolHost.load_to_device_per_layer",
-        "overridden: every restore",
-        (*_TRANSFER, "layer_id", "is_draft"),
+        f"{MEM}.pool_host.mla",
+        "MLATokenToKVPoolHost",
+        "the base class of the quantised pool of latent rows",
+        has=(
+            *("size", "page_num", "page_size", "layout", "pool_label", "dtype", "pin_memory"),
+            *("target_layer_num", "layer_num", "data_refs", "kv_buffer", "_is_dummy"),
+            *("_transfer_device", "dcp_size", "dcp_rank", "get_contiguous_buf_infos"),
+        ),
+    ),
+    Need(
+        "sglang.srt.layers.dcp.layout",
+        "maybe_dcp_kernel_indices",
+        "slots of a rank under decode context parallelism",
+        ("indices", "dcp_size", "dcp_rank"),
         alone=True,
     ),
     Need(f"{MEM}.pool_host.common", "ALLOC_MEMORY_FUNCS", "it allocates the arena"),
-    Need(f"{MEM}.pool_host.base", "sync_fixed_hicache_size", "stages of a pipeline agree"),
     # Device pools, of which the sizes of host pools follow.
     Need(
         f"{MEM}.memory_pool",
         "MHATokenToKVPool",
         "K and V on the device",
         has=("size", "layer_num", "host_capacity_tokens"),
+    ),
+    Need(
+        f"{MEM}.memory_pool",
+        "MLATokenToKVPool",
+        "latent rows on the device",
+        has=("size", "layer_num", "host_capacity_tokens", "host_pool_decls"),
+    ),
+    *(
+        Need(f"{MEM}.{module}", name, "the family that a model is of")
+        for module, name in (
+            ("memory_pool", "DSATokenToKVPool"),
+            ("memory_pool", "MiniMaxSparseKVPool"),
+            ("deepseek_v4_memory_pool", "DeepSeekV4TokenToKVPool"),
+        )
     ),
     Need(f"{MEM}.memory_pool", "HybridLinearKVPool", "beside states", has=("full_kv_pool",)),
     Need(f"{MEM}.base_swa_memory_pool", "BaseSWAKVPool", "sliding windows", has=("swa_kv_pool",)),
@@ -231,7 +253,19 @@ NEEDS: tuple[Need, ...] = (
         "sglang.srt.platforms.interface",
         "SRTPlatform",
         "base of the CPU platform",
-        has=("get_default_attention_backend", "is_pin_memory_available"),
+        has=("get_default_attention_backend", "is_pin_memory_available", "post_load_model"),
+    ),
+    Need(
+        "sglang.srt.models.deepseek_common.attention_backend_handler",
+        "AttentionBackendRegistry.register",
+        "latent attention on a CPU",
+        ("backend_name", "handler_func"),
+        alone=True,
+    ),
+    Need(
+        "sglang.srt.models.deepseek_common.attention_backend_handler",
+        "_dispatch_mla_subtype",
+        "latent attention on a CPU",
     ),
     Need(
         "sglang.kernels.ops.kvcache.hicache",

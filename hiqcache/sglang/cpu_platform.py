@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
@@ -21,6 +22,17 @@ class HiQCacheCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"
+
+    def post_load_model(self, model: Any) -> None:
+        """Have latent attention computed on the latent rows, which torch_native can.
+
+        SGLang has no rule for torch_native there, and would take Triton's.
+        """
+        handlers = sys.modules.get("sglang.srt.models.deepseek_common.attention_backend_handler")
+        if handlers is not None:
+            handlers.AttentionBackendRegistry.register(
+                self.get_default_attention_backend(), handlers._dispatch_mla_subtype
+            )
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False

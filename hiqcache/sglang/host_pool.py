@@ -1,4 +1,4 @@
-"""The host pools: quantised rows, and plain copies for machines without SGLang's kernels."""
+"""The quantised host pools: rows of any parts over SGLang's pool classes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import logging
 from typing import Any
 
 import torch
+from sglang.srt.layers.dcp.layout import maybe_dcp_kernel_indices
+from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from hiqcache.codecs import get_codec
 from hiqcache.compatibility import UnsupportedError
-from hiqcache.record import RecordLayout, format_of, kv_parts
+from hiqcache.record import RecordLayout
 from hiqcache.settings import Settings
 from hiqcache.sglang.adapters import adapter
+from hiqcache.sglang.rows import by_part, layers_of, parts_of, stock_row_bytes
 from hiqcache.sglang.storage import StoredPages, storage_of, trailer_of
 from hiqcache.sglang.support import (
     order_of,
-    require_codec,
     require_no_drafts,
-    require_plain_rows,
+    require_no_shared_pages,
+    require_records,
     require_supported_sglang,
     require_transfer,
 )
@@ -29,12 +33,13 @@ from hiqcache.transfers.base import Arena, as_blocks
 logger = logging.getLogger(__name__)
 
 
-class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
-    """A host pool whose rows are a codec's codes and scales.
+class QuantisedPool(StoredPages, HostKVCache):
+    """Methods laid over a host pool class of SGLang, so that its rows are codes and scales.
 
     Slots, eviction and the radix cache above it are SGLang's. ``kv_buffer`` is one uint8 arena
     ``[page_num * page_bytes]`` from SGLang's own allocator, laid out by ``layout_of_records``.
-    Raises UnsupportedError for what it does not serve.
+    What a row is made of is told by the device buffers (see rows). Raises UnsupportedError for
+    what it does not serve.
     """
 
     def __init__(
@@ -56,16 +61,14 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         require_supported_sglang(self.settings.allow_sglang)
         require_no_drafts(adapter().packed_drafts(further))
         info = adapter().rows(device_rows)
+        self.parts = parts_of(info)
         self.codec = get_codec(self.settings.codec)
         self.transfer_name = require_transfer(self.settings.transfer, info.device)
-        self.parts = kv_parts(info.head_num, info.head_dim, info.v_head_dim)
+        # Ranks of a decode context parallel group share a page, each with a part of its slots.
+        sharing, storage = further.get("dcp_size", 1), storage_of(allocator_type)
+        require_no_shared_pages(sharing, storage)
         self.layout_of_records = self.records(
-            info,
-            page_size,
-            layout,
-            self.settings,
-            len(info.buffers.k),
-            storage_of(allocator_type),
+            info, page_size // sharing, layout, self.settings, layers_of(info), storage
         )
         super().__init__(
             device_rows,
@@ -79,6 +82,7 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
             pool_label=pool_label,
             **further,
         )
+        stock = stock_row_bytes(info) * self.layout_of_records.layers
         logger.info(
             "HiQCache: host pool %s holds %d tokens as %s (%s transfer), %d B per token where "
             "SGLang's own rows take %d B: %.3f times the tokens in the same bytes.",
@@ -87,13 +91,12 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
             self.codec.name,
             self.transfer_name,
             self.layout_of_records.bytes_per_token,
-            super().get_size_per_token(),
-            super().get_size_per_token() / self.layout_of_records.bytes_per_token,
+            stock,
+            stock / self.layout_of_records.bytes_per_token,
         )
 
-    @classmethod
+    @staticmethod
     def records(
-        cls,
         info: Any,
         page_size: int,
         layout: str,
@@ -106,18 +109,15 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         ``storage``: the backend that pages go to, if any. Raises UnsupportedError for rows, and for
         a backend, that are not served.
         """
-        require_plain_rows(info)
-        parts = kv_parts(info.head_num, info.head_dim, info.v_head_dim)
-        require_codec(settings.codec, parts)
-        order = order_of(layout)
-        records = format_of(require_transfer(settings.transfer, info.device))
+        transfer = require_transfer(settings.transfer, info.device)
+        rows, record_format = require_records(settings.codec, transfer, parts_of(info))
         return RecordLayout(
             layers,
             page_size,
-            get_codec(settings.codec).row_formats(parts),
-            order,
-            records,
-            trailer_of(storage, layout, records, settings.checksum),
+            rows,
+            order_of(layout),
+            record_format,
+            trailer_of(storage, layout, record_format, settings.checksum),
         )
 
     def init_kv_buffer(self) -> torch.Tensor:
@@ -135,26 +135,25 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         )
         return arena
 
-    def _initialize_transfer_views(
-        self,
-        device_rows: Any = None,
-        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> None:
-        """Build the transfer in place of the stock pool's views.
-
-        Staging that SGLang has set aside stays unused, and is kept where the stock pool keeps it,
-        so that the metrics see it (the plug-in has none set aside).
-        """
-        staging = write_back_staging or (None, None)
-        self.staging_k_buffer: torch.Tensor | None = staging[0]
-        self.staging_v_buffer: torch.Tensor | None = staging[1]
+    def _build_transfer(self) -> None:
+        arena = Arena(self.kv_buffer, self.layout_of_records, self.page_num)
         self.transfer = build_transfer(
             self.transfer_name,
             self.codec,
-            Arena(self.kv_buffer, self.layout_of_records, self.page_num),
-            as_blocks((self.device_k_buffers, self.device_v_buffers)),
+            arena,
+            as_blocks(by_part(self, self.parts)),
             checked=self.settings.checksum,
         )
+
+    def _own(
+        self, host_indices: torch.Tensor, device_indices: torch.Tensor, begins: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's slots and rows of a transfer.
+
+        ``begins``: whether this is the first call of the transfer, all calls of which get the same
+        tensors.
+        """
+        return host_indices, device_indices
 
     def backup_from_device_all_layer(
         self,
@@ -164,7 +163,7 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         io_backend: str,
     ) -> None:
         """Store the rows ``device_indices`` of every layer into slots ``host_indices``."""
-        self.transfer.backup(host_indices, device_indices)
+        self.transfer.backup(*self._own(host_indices, device_indices, begins=True))
 
     def load_to_device_per_layer(
         self,
@@ -179,15 +178,8 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         """Restore one layer's slots ``host_indices`` into rows ``device_indices``."""
         # SGLang asks for layers beyond the target's when a draft model shares the transfer.
         if is_draft or 0 <= layer_id < self.target_layer_num:
-            self.transfer.restore(layer_id, host_indices, device_indices)
-
-    @property
-    def k_buffer(self) -> torch.Tensor:
-        raise self._no_plain_rows()
-
-    @property
-    def v_buffer(self) -> torch.Tensor:
-        raise self._no_plain_rows()
+            own = self._own(host_indices, device_indices, begins=layer_id == 0)
+            self.transfer.restore(layer_id, *own)
 
     @property
     def host_kv_data_refs(self) -> list[torch.Tensor]:
@@ -200,46 +192,56 @@ class MHATokenToKVPoolHostINT8(StoredPages, MHATokenToKVPoolHost):
         )
 
 
-class MHATokenToKVPoolHostCopy(MHATokenToKVPoolHost):
-    """SGLang's own host pool, moved by plain indexing: for CPUs, which lack sgl_kernel's copies.
+class MHATokenToKVPoolHostINT8(QuantisedPool, MHATokenToKVPoolHost):
+    """K and V of plain attention."""
 
-    Same bytes, same layouts, same capacity as the stock pool.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["pin_memory"] = False
-        super().__init__(*args, **kwargs)
-
-    def _slots(self, host_indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.layout == "page_first_direct":
-            return (host_indices // self.page_size, host_indices % self.page_size)
-        return (host_indices,)
-
-    def backup_from_device_all_layer(
+    def _initialize_transfer_views(
         self,
-        device_pool: Any,
-        host_indices: torch.Tensor,
-        device_indices: torch.Tensor,
-        io_backend: str,
+        device_rows: Any = None,
+        write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """Copy the rows ``device_indices`` of every layer into slots ``host_indices``."""
-        for layer in range(self.layer_num):
-            slots = self._slots(host_indices)
-            self.k_data_refs[layer][slots] = self.device_k_buffers[layer][device_indices]
-            self.v_data_refs[layer][slots] = self.device_v_buffers[layer][device_indices]
+        """Build the transfer in place of the stock pool's views.
 
-    def load_to_device_per_layer(
-        self,
-        device_pool: Any,
-        host_indices: torch.Tensor,
-        device_indices: torch.Tensor,
-        layer_id: int,
-        io_backend: str,
-        *,
-        is_draft: bool = False,
-    ) -> None:
-        """Copy one layer's slots ``host_indices`` into rows ``device_indices``."""
-        if is_draft or 0 <= layer_id < self.target_layer_num:
-            slots = self._slots(host_indices)
-            self.device_k_buffers[layer_id][device_indices] = self.k_data_refs[layer_id][slots]
-            self.device_v_buffers[layer_id][device_indices] = self.v_data_refs[layer_id][slots]
+        Staging that SGLang has set aside stays unused, and is kept where the stock pool keeps it,
+        so that the metrics see it (the plug-in has none set aside).
+        """
+        staging = write_back_staging or (None, None)
+        self.staging_k_buffer: torch.Tensor | None = staging[0]
+        self.staging_v_buffer: torch.Tensor | None = staging[1]
+        self._build_transfer()
+
+    @property
+    def k_buffer(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+    @property
+    def v_buffer(self) -> torch.Tensor:
+        raise self._no_plain_rows()
+
+
+class MLATokenToKVPoolHostINT8(QuantisedPool, MLATokenToKVPoolHost):
+    """Latent rows of MLA: the latent and the rope, which lie side by side, quantised apart."""
+
+    page_spans = 1
+
+    def _initialize_transfer_views(self) -> None:
+        """Build the transfer in place of the stock pool's views and staging."""
+        self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._build_transfer()
+
+    def _own(
+        self, host_indices: torch.Tensor, device_indices: torch.Tensor, begins: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a page that a decode context parallel group shares, what this rank holds."""
+        if self.dcp_size == 1:
+            return host_indices, device_indices
+        # A transfer knows a restore by its tensors: all its layers get the same.
+        if begins or self._shared is None:
+            self._shared = (
+                maybe_dcp_kernel_indices(host_indices, self.dcp_size, self.dcp_rank),
+                maybe_dcp_kernel_indices(device_indices, self.dcp_size, self.dcp_rank),
+            )
+        return self._shared
+
+    def get_contiguous_buf_infos(self) -> Any:
+        raise self._no_plain_rows()

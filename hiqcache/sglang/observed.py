@@ -18,7 +18,8 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 
 from hiqcache.metrics import PoolLabels, PoolMetrics, process_metrics
 from hiqcache.settings import STOCK
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy, MHATokenToKVPoolHostINT8
+from hiqcache.sglang.copying_pool import CopyingPool
+from hiqcache.sglang.host_pool import QuantisedPool
 from hiqcache.sglang.row_sample import RowSampler
 from hiqcache.sglang.support import installed_sglang
 from hiqcache.transfers.checked import CheckedTransfer
@@ -125,9 +126,10 @@ class _Observer:
         self.restore_start: Any = None
         self.last_layer: int = pool.target_layer_num - 1
         self.sampler = RowSampler(pool, self.metrics) if RowSampler.serves(pool) else None
-        self.token_bytes = int(pool.size_per_token)
+        # Under decode context parallelism a rank holds one of every dcp_size tokens.
+        self.token_bytes = pool.size_per_token / pool.dcp_size
         self.metrics.capacity_tokens.set(pool.logical_size)
-        self.metrics.capacity_bytes.set(pool.size * self.token_bytes)
+        self.metrics.capacity_bytes.set(pool.size * pool.size_per_token)
         self.metrics.bytes_per_token.set(self.token_bytes)
         self._staging = -1
         self._checked = self._mismatches = 0
@@ -287,11 +289,11 @@ def observed(pool_class: type) -> type:
 
 def labels_of(pool: Any) -> PoolLabels:
     """The labels of ``pool`` in this process. transfer: ``stock`` is SGLang's own."""
-    if isinstance(pool, MHATokenToKVPoolHostINT8):
+    if isinstance(pool, QuantisedPool):
         codec, transfer = pool.codec.name, pool.transfer_name
     else:
         codec = STOCK
-        transfer = "copy" if isinstance(pool, MHATokenToKVPoolHostCopy) else "stock"
+        transfer = "copy" if isinstance(pool, CopyingPool) else "stock"
     parallel = get_parallel()
     return PoolLabels(
         codec,
@@ -306,8 +308,9 @@ def labels_of(pool: Any) -> PoolLabels:
 
 def staging_bytes(pool: Any) -> int:
     """GPU memory held for staging by the transfers of ``pool``, and by SGLang for it."""
-    buffers = (getattr(pool, f"staging_{side}_buffer", None) for side in "kv")
+    names = "staging_k_buffer", "staging_v_buffer", "staging_buffer"
+    buffers = (getattr(pool, name, None) for name in names)
     held: int = sum(buffer.nbytes for buffer in buffers if buffer is not None)
-    if isinstance(pool, MHATokenToKVPoolHostINT8):
+    if isinstance(pool, QuantisedPool):
         held += pool.transfer.staging_bytes
     return held

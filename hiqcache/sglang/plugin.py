@@ -7,6 +7,7 @@ by SystemExit, which is no Exception: the server ends with the message before it
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pkgutil
@@ -111,6 +112,11 @@ def register() -> None:
         if settings.quantises:
             _require(target)
         HookRegistry.register(target, hook, kind)
+    if (settings.quantises or copies or measured) and adapter().LATENT:
+        # SGLang has no selector for latent pools: its assembler calls the class by this name. A
+        # REPLACE hook would reach every module that imports the class.
+        assembler = importlib.import_module(_ASSEMBLER)
+        assembler.MLATokenToKVPoolHost = assembly.mla_host_pool  # type: ignore[attr-defined]
 
 
 def _served(settings: Settings) -> bool:
@@ -160,8 +166,8 @@ def _keep_indices(
     SGLang would copy them from pageable memory on the scheduler's stream, which it avoids for its
     own staged write-backs.
     """
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+    from hiqcache.sglang.host_pool import QuantisedPool
 
-    if controller.io_backend == "kernel" and isinstance(host_pool, MHATokenToKVPoolHostINT8):
+    if controller.io_backend == "kernel" and isinstance(host_pool, QuantisedPool):
         return host_indices, device_indices
     return original(controller, host_pool, host_indices, device_indices, **kwargs)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from hiqcache.codecs.base import DTYPES
 from hiqcache.metrics import PoolMetrics
 from hiqcache.sglang.adapters import adapter
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
-from hiqcache.transfers.base import in_blocks
+from hiqcache.sglang.host_pool import QuantisedPool
+from hiqcache.sglang.rows import device_buffers, host_buffers, slots_of
 
 #: After a sample, at least as many tokens are backed up before the next. On the stream a sample
 #: costs five launches of a row each, some 10 us beside the 6 ms that this many tokens of an 8B
 #: model take.
 SAMPLE_EVERY_TOKENS = 4096
 
-#: SGLang's host layouts whose rows lie at k_data_refs[layer][slot], or [page, slot in page].
+#: SGLang's host layouts whose rows host_buffers finds.
 _ROW_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 
 
 class RowSampler:
-    """Compares sampled rows of one pool, K and V of one layer at a time, layers in turn.
+    """Compares sampled rows of one pool, all parts of one layer at a time, layers in turn.
 
     ``take`` enqueues a copy of the device row and its slot into pinned memory, behind the backup of
     that row, which SGLang keeps as it is until the stream has passed; nothing waits. ``settle``,
@@ -37,7 +38,9 @@ class RowSampler:
         self._until_next = 0
         self._taken = 0
         self._layer: int | None = None
-        rows = [buffers[0][0] for buffers in (pool.device_k_buffers, pool.device_v_buffers)]
+        self._quantised = isinstance(pool, QuantisedPool)
+        self._buffers = pool.transfer.device if self._quantised else device_buffers(pool)
+        rows = [buffers[0][0] for buffers in self._buffers]
         pinned = rows[0].device.type == "cuda"
         self._rows = [torch.empty(row.shape, dtype=row.dtype, pin_memory=pinned) for row in rows]
         self._slot = torch.empty(1, dtype=torch.int64, pin_memory=pinned)
@@ -47,10 +50,15 @@ class RowSampler:
         """Whether a row of ``pool`` can be found and decoded in host memory."""
         if not pool.target_layer_num:
             return False  # a pipeline stage without attention layers
-        if isinstance(pool, MHATokenToKVPoolHostINT8):
+        if pool.dcp_size > 1:
+            return False  # the slots of a transfer are several ranks'
+        if isinstance(pool, QuantisedPool):
             return True
-        info = adapter().rows_of_host_pool(pool)
-        plain = info.scales is None and info.buffers.layout.value == "nhd"
+        if isinstance(pool, MLATokenToKVPoolHost):
+            plain = not pool._is_dummy and pool._native_buffers is None
+        else:
+            info = adapter().rows_of_host_pool(pool)
+            plain = info.scales is None and info.buffers.layout.value == "nhd"
         return plain and pool.dtype in DTYPES and pool.layout in _ROW_LAYOUTS
 
     def take(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> int | None:
@@ -63,8 +71,7 @@ class RowSampler:
         place = self._taken % host_indices.numel()
         self._taken += 1
         picked = device_indices[place : place + 1]
-        sides = (self._pool.device_k_buffers, self._pool.device_v_buffers)
-        for row, buffers in zip(self._rows, sides, strict=True):
+        for row, buffers in zip(self._rows, self._buffers, strict=True):
             buffer = buffers[layer]
             # An index on the GPU must not be read here: that would wait for the stream.
             found = buffer[int(picked)] if picked.is_cpu else buffer.index_select(0, picked)[0]
@@ -94,22 +101,20 @@ class RowSampler:
 
     def _stored(self, layer: int, slot: int) -> list[torch.Tensor]:
         pool = self._pool
+        if not self._quantised:
+            place = slots_of(pool, self._slot)
+            return [rows[layer][place][0] for rows in host_buffers(pool)]
         page, within = divmod(slot, pool.page_size)
-        if not isinstance(pool, MHATokenToKVPoolHostINT8):
-            place = (page, within) if pool.layout == "page_first_direct" else (slot,)
-            return [refs[layer][place] for refs in (pool.k_data_refs, pool.v_data_refs)]
         arena, codec = pool.transfer.arena, pool.codec
         stored = []
-        for row, planes, buffers in zip(
-            self._rows, arena.planes, pool.transfer.device, strict=True
-        ):
+        for row, planes, buffers in zip(self._rows, arena.planes, self._buffers, strict=True):
             heads, width = buffers[0].shape[1:]
             codes = arena.view(planes.codes, torch.int8, heads, width)[page, layer, within]
             scales = arena.view(planes.scales, torch.bfloat16, heads)[page, layer, within]
-            stored.append(codec.decode(codes, scales, row.dtype).view(row.shape))
+            stored.append(codec.decode(codes, scales, row.dtype))
         return stored
 
     def _exceeds(self, row: torch.Tensor, back: torch.Tensor) -> bool:
-        if isinstance(self._pool, MHATokenToKVPoolHostINT8):
-            return bool((~(self._pool.codec.excess(in_blocks(row), in_blocks(back)) <= 0)).any())
+        if self._quantised:
+            return bool((~(self._pool.codec.excess(row, back) <= 0)).any())
         return not torch.equal(row, back)

@@ -18,13 +18,18 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+)
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_memory, get_parallel
 
 from hiqcache.settings import Settings
 from hiqcache.sglang.adapters import adapter
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+from hiqcache.sglang.host_pool import QuantisedPool
+from hiqcache.sglang.rows import layers_of, stock_row_bytes
 
 
 class Content(NamedTuple):
@@ -40,7 +45,7 @@ def kv_pools(kvcache: Any) -> list[Any]:
         return [kvcache.full_kv_pool, kvcache.swa_kv_pool]
     if isinstance(kvcache, HybridLinearKVPool):
         return kv_pools(kvcache.full_kv_pool)
-    return [kvcache] if isinstance(kvcache, MHATokenToKVPool) else []
+    return [kvcache] if isinstance(kvcache, MHATokenToKVPool | MLATokenToKVPool) else []
 
 
 def row_bytes(
@@ -48,13 +53,14 @@ def row_bytes(
 ) -> Content:
     """Bytes per slot of ``layers`` layers (default: the pool's own) of a KV pool."""
     info = adapter().rows_of_device_pool(kv_pool)
-    layers = len(info.buffers.k) if layers is None else layers
-    stock = _stock_row(info, layers)
+    layers = layers_of(info) if layers is None else layers
+    stock = Fraction(stock_row_bytes(info) * layers)
     if not stock:
         return Content(stock, stock)
-    layout = MHATokenToKVPoolHostINT8.records(
+    layout = QuantisedPool.records(
         info,
-        page_size,
+        # Ranks of a decode context parallel group share a page.
+        page_size // get_parallel().attn_dcp_size,
         get_memory().hicache_mem_layout,
         settings,
         layers,
@@ -77,14 +83,20 @@ def growth(params: Any, settings: Settings) -> Fraction:
         if states is not None:
             # The share of states in a stage's bytes is known to that stage alone.
             return Fraction(1)
-        rows = [row_bytes(pool, params.page_size, settings, layers=1) for pool in pools]
-        return min((row.stock / row.kept for row in rows), default=Fraction(1))
+        factors = []
+        for pool in pools:
+            row = row_bytes(pool, params.page_size, settings, layers=1)
+            # At most so much in each layer: a stage may have layers without.
+            beside = _beside(pool, layers=1)
+            factors.append((row.stock + beside) / (row.kept + beside))
+        return min(factors, default=Fraction(1))
     contents = []
     for pool in pools:
         row = row_bytes(pool, params.page_size, settings)
         if row.stock:
             slots = _slots(pool, row.stock)
             contents.append(Content(slots * row.stock, slots * row.kept))
+            contents.append(_native(slots * _beside(pool)))
     if states is not None:
         contents.append(_native(_state_bytes(states)))
     for draft in adapter().sidecar_drafts(params):
@@ -95,14 +107,24 @@ def growth(params: Any, settings: Settings) -> Fraction:
     return stock / kept
 
 
+def _beside(kv_pool: Any, layers: int | None = None) -> Fraction:
+    """Bytes per slot that SGLang keeps beside the rows of a KV pool (an indexer's keys).
+
+    layers: count so many of them (default: those that have any).
+    """
+    total = 0
+    for decl in kv_pool.host_pool_decls():
+        if not decl.is_layout_root:
+            owned = decl.owned_device_layers
+            owned_layers = kv_pool.layer_num if owned is None else len(owned)
+            each = decl.storage_info.bytes_per_token_per_layer
+            total += each * (owned_layers if layers is None else layers)
+    return Fraction(total)
+
+
 def _native(size: Fraction) -> Content:
     """Of a pool that stays SGLang's own."""
     return Content(size, size)
-
-
-def _stock_row(info: Any, layers: int) -> Fraction:
-    elements = (info.head_dim + info.v_head_dim) * info.head_num * layers
-    return Fraction(elements * info.dtype.itemsize)
 
 
 def _slots(kv_pool: Any, stock_row: Fraction) -> Fraction:
@@ -128,8 +150,8 @@ def _draft_bytes(draft: Any, targets: list[Any]) -> Fraction:
     follows = targets[-1] if isinstance(draft, BaseSWAKVPool) else targets[0]
     pool = draft.swa_kv_pool if isinstance(draft, BaseSWAKVPool) else kv_pools(draft)[0]
     target, info = map(adapter().rows_of_device_pool, (follows, pool))
-    slots = _slots(follows, _stock_row(target, len(target.buffers.k)))
-    return slots * _stock_row(info, len(info.buffers.k))
+    slots = _slots(follows, Fraction(stock_row_bytes(target) * layers_of(target)))
+    return slots * stock_row_bytes(info) * layers_of(info)
 
 
 def _device_bytes(pool: Any) -> Fraction:

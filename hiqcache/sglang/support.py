@@ -10,9 +10,9 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES
-from hiqcache.compatibility import FAMILIES, FEATURES, UnsupportedError
+from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
-from hiqcache.record import Order, Part
+from hiqcache.record import Format, Order, Part, RowFormat, format_of
 from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.adapters import SERVED
 from hiqcache.sglang.contract import breaches
@@ -27,7 +27,7 @@ ORDERS: dict[str, Order] = {
 }
 
 #: Host pools that hold no attention KV, and so stay SGLang's own beside a quantised one.
-NATIVE_POOLS = frozenset({"MambaPoolHost"})
+NATIVE_POOLS = frozenset({"MambaPoolHost", "DSAIndexerPoolHost"})
 
 
 def installed_sglang() -> str | None:
@@ -66,11 +66,21 @@ def require_supported_sglang(allowed: str = "") -> None:
     )
 
 
-def require_plain_kv_pool(kv_pool: Any, use_mla: bool) -> None:
-    """Refuse device pools of which no host pool of ours can be built. Raises UnsupportedError."""
+def require_family(family: Family | None, pool: str, latent: bool) -> None:
+    """Refuse models whose family is not served. Raises UnsupportedError.
+
+    ``pool``: SGLang's class of device pool; ``family``: what it belongs to, if any; ``latent``:
+    whether this release of SGLang describes latent rows.
+    """
+    found = f"the device pool ({pool})"
+    (family or FEATURES["other_pools"]).require(found)
+    if family is not None and "MLATokenToKVPoolHost" in family.pools and not latent:
+        FEATURES["latent_release"].require(f"{found} keeps latent rows")
+
+
+def require_whole_pool(kv_pool: Any) -> None:
+    """Refuse device pools that hold a part of their rank's rows. Raises UnsupportedError."""
     name = f"the device pool ({type(kv_pool).__name__})"
-    if use_mla:
-        FAMILIES["mla"].require(f"{name} keeps latent rows")
     if getattr(kv_pool, "layer_shard_enabled", False):
         FEATURES["layer_shards"].require(f"{name} is sharded by layer")
     if hasattr(kv_pool, "placement"):
@@ -103,10 +113,41 @@ def require_plain_rows(info: Any) -> None:
         )
 
 
-def require_codec(codec: str, parts: Sequence[Part]) -> None:
-    """Refuse parts of a width that the codec does not serve. Raises UnsupportedError."""
+def require_no_shared_pages(sharing: int, storage: str | None) -> None:
+    """Refuse L3 storage of pages that several ranks share. Raises UnsupportedError.
+
+    ``sharing``: ranks of a decode context parallel group.
+    """
+    if sharing > 1 and storage is not None:
+        FEATURES["dcp_storage"].require(f"--hicache-storage-backend {storage} with --dcp-size")
+
+
+def require_latent_rows(info: Any) -> None:
+    """Refuse latent buffers (SGLang's MLABufferInfo) that are not rows of latent and rope.
+
+    Raises UnsupportedError.
+    """
+    if not hasattr(info, "buffers"):
+        FEATURES["host_dedup"].require("this rank's host pool is to hold no rows")
+    if info.scales is not None or info.packed_fp8 or info.dtype not in DTYPES:
+        FEATURES["quantised_kv"].require(
+            f"the GPU's KV cache is quantised itself (latent rows of {info.kv_cache_dim} x "
+            f"{info.dtype})"
+        )
+    if not isinstance(info.buffers, tuple):
+        FEATURES["device_layouts"].require("the GPU keeps the latent and the rope apart")
+
+
+def require_records(
+    codec: str, transfer: str, parts: Sequence[Part]
+) -> tuple[tuple[RowFormat, ...], Format]:
+    """The rows of ``parts`` under ``codec``, and how ``transfer`` lays them out.
+
+    Raises UnsupportedError for what either does not serve.
+    """
     try:
-        get_codec(codec).row_formats(parts)
+        rows = get_codec(codec).row_formats(parts)
+        return rows, format_of(transfer, rows)
     except ValueError as error:
         raise UnsupportedError(f"{error} {_WAY_OUT}") from error
 

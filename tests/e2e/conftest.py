@@ -25,12 +25,14 @@ def model() -> Path:
 def make_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeServer:
     """A server of ``codec`` with further SGLang arguments; not yet started."""
 
-    def make(codec: str, *args: str, name: str = "server", **env: str) -> Server:
+    def make(
+        codec: str, *args: str, name: str = "server", folder: Path = model, **env: str
+    ) -> Server:
         log = tmp_path_factory.mktemp(name) / "server.log"
         sizes = ("--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", "3")
         return Server(
             f"{codec} {name}",
-            model,
+            folder,
             log,
             (*CPU_ARGS, *sizes, "--skip-server-warmup", *args),
             {**CPU_ENV, "HIQCACHE_CODEC": codec, **env},

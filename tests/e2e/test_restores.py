@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from bench.demo import Answer, passages
-from bench.lab.completions import Completion, client_of, complete
+from bench.demo import passages
 from bench.lab.server_metrics import scrape
-from bench.lab.servers import Server
 from bench.lab.texts import tokens_of
 from bench.verify.prompts import TextPrompts
 from bench.verify.stages import Sizes, pressure
@@ -23,6 +21,7 @@ from hiqcache import direct_http
 from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import row_formats
 from hiqcache.record import RecordLayout, kv_parts
+from tests.e2e.arms import Arm, check
 from tests.e2e.conftest import L1_TOKENS, MakeServer
 
 pytestmark = pytest.mark.e2e
@@ -31,7 +30,6 @@ STOCK_BYTES = 2 * 30 * 3 * 64 * 2
 #: Bound on the change of an answer's log-probabilities, natural logarithm, before its first token
 #: that differs. Seen on this model: up to 0.16 with int8.
 LOGPROB_BOUND = 0.4
-ANSWER_TOKENS = 8
 
 CONFIGURATIONS = [
     ("bf16", "1", "write_through"),
@@ -40,43 +38,6 @@ CONFIGURATIONS = [
     ("int8", "16", "write_through_selective"),
     ("bf16", "16", "write_back"),
 ]
-
-
-class Arm:
-    """A server, and what it answered. Prompts are token ids."""
-
-    def __init__(
-        self, server: Server, codec: str, page_size: int, prompts: list[list[int]]
-    ) -> None:
-        self.server, self.codec, self.page_size = server, codec, page_size
-        self.client = client_of(server.url)
-        self.prompts = prompts
-        self.references = [self.reference(prompt) for prompt in prompts]
-
-    def ask(self, prompt: list[int]) -> Completion:
-        return complete(self.client, prompt, ANSWER_TOKENS)
-
-    def reference(self, prompt: list[int]) -> Completion:
-        """The answer from L1, after the prompt without its last token was asked cold.
-
-        With its last token, L1 would bring that token's rows as the cold prefill computed them,
-        where a restored prefix computes them as one token. Twice, since write_through_selective
-        stores what is asked again.
-        """
-        for _ in range(2):
-            complete(self.client, prompt[:-1], 1)
-        reference = self.ask(prompt)
-        assert reference.host_tokens == 0
-        assert reference.device_tokens == (len(prompt) - 1) // self.page_size * self.page_size
-        return reference
-
-    def restored(self) -> list[Answer]:
-        """Every prompt again, in an order in which each has left L1; those that came from L2."""
-        answers = [
-            Answer(self.ask(prompt), reference)
-            for prompt, reference in zip(self.prompts, self.references, strict=True)
-        ]
-        return [answer for answer in answers if answer.restored]
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids="-".join)
@@ -95,28 +56,7 @@ def arm(request: pytest.FixtureRequest, make_server: MakeServer, model: Path) ->
 
 
 def test_restored_answers(arm: Arm) -> None:
-    answers = arm.restored()
-    assert len(answers) >= 12, "too few prompts came back from L2"
-    for answer in answers:
-        assert answer.given.host_tokens >= 100
-    if arm.codec == "bf16":
-        for answer in answers:
-            assert answer.given.tokens == answer.reference.tokens
-            assert answer.given.logprobs == answer.reference.logprobs
-        return
-    agreement = sum(answer.agreement for answer in answers) / len(answers)
-    assert agreement >= 0.9
-    assert max(change(answer) for answer in answers) <= LOGPROB_BOUND
-    # The tier is lossy, so restored rows must show: equal log-probabilities would mean that
-    # nothing was quantised.
-    assert any(answer.given.logprobs != answer.reference.logprobs for answer in answers)
-
-
-def change(answer: Answer) -> float:
-    """Largest change of a log-probability up to and including the first differing token."""
-    same = round(answer.agreement * len(answer.given.tokens))
-    pairs = list(zip(answer.given.logprobs, answer.reference.logprobs, strict=False))
-    return max((abs(a - b) for a, b in pairs[:same]), default=0.0)
+    check(arm, LOGPROB_BOUND)
 
 
 def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:

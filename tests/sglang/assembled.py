@@ -7,6 +7,7 @@ server are the published arguments.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import logging
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -27,12 +28,15 @@ from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler as assembler
 from sglang.srt.mem_cache.memory_pool import (
+    DSATokenToKVPool,
     HybridLinearKVPool,
     HybridReqToTokenPool,
     MHATokenToKVPool,
+    MLATokenToKVPool,
     ReqToTokenPool,
 )
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -43,12 +47,14 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import HiCacheDraftMode, HiCacheDraftPlan
 
-from hiqcache.sglang import plugin
+from hiqcache.compatibility import FAMILIES
+from hiqcache.sglang import families, plugin
 from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.support import UnsupportedError
 
 SLOTS, SWA_SLOTS, STATES = 96, 32, 8
 HEADS, DIM = 2, 64
+LATENT, ROPE = 512, 64
 DTYPE = torch.bfloat16
 
 #: A PD decode server that moves no KV.
@@ -104,13 +110,44 @@ def mha(layers: int = 3, page_size: int = 1, slots: int = SLOTS) -> MHATokenToKV
 
 def plain(page_size: int, **pool: Any) -> CacheInitParams:
     """Attention of one kind."""
-    kvcache = mha(page_size=page_size, **pool)
+    return _of_one_kind(mha(page_size=page_size, **pool))
+
+
+def _of_one_kind(kvcache: Any) -> CacheInitParams:
     return CacheInitParams(
         disable=False,
         req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
-        token_to_kv_pool_allocator=TokenToKVPoolAllocator(SLOTS, DTYPE, "cpu", kvcache, False),
-        page_size=page_size,
+        token_to_kv_pool_allocator=TokenToKVPoolAllocator(
+            kvcache.size, DTYPE, "cpu", kvcache, False
+        ),
+        page_size=kvcache.page_size,
         tree_components=(ComponentType.FULL,),
+    )
+
+
+def latent(page_size: int, layers: int = 3) -> CacheInitParams:
+    """Latent attention (MLA)."""
+    return _of_one_kind(
+        MLATokenToKVPool(SLOTS, page_size, DTYPE, LATENT, ROPE, layers, "cpu", False)
+    )
+
+
+def indexed(page_size: int, layers: int = 3, without: int = 0) -> CacheInitParams:
+    """Latent attention with an indexer (DSA); the last ``without`` layers have no keys."""
+    return _of_one_kind(
+        DSATokenToKVPool(
+            size=2 * page_size,
+            page_size=page_size,
+            kv_lora_rank=LATENT,
+            dtype=DTYPE,
+            qk_rope_head_dim=ROPE,
+            layer_num=layers,
+            device="cpu",
+            index_head_dim=128,
+            enable_memory_saver=False,
+            kv_cache_dim=LATENT + ROPE,
+            skip_topk_layers=[layer >= layers - without for layer in range(layers)],
+        )
     )
 
 
@@ -193,14 +230,18 @@ def assembled(
     environment: dict[str, str] | None = None,
     rank: int = 0,
     drafts: int = 0,
+    served: bool = True,
     **kwargs: Any,
 ) -> Assembled:
     """The host pools that SGLang attaches for ``shape(page_size, **kwargs)``. Call by ``apart``.
 
     flags: SGLang's server arguments; environment: further HIQCACHE_ variables; drafts: layers of a
-    speculative draft model with a pool of its own.
+    speculative draft model with a pool of its own; served: serve every family, tried or not.
     """
     told = Assembled()
+    if served:
+        every = {key: dataclasses.replace(one, refused="") for key, one in FAMILIES.items()}
+        families.FAMILIES = MappingProxyType(every)
     arguments = _published({**(flags or {})}, codec, environment or {}, rank, told)
     params = shape(arguments.page_size, **kwargs)
     plan = HiCacheDraftPlan()
@@ -307,7 +348,8 @@ def _published(
     logger.setLevel(logging.INFO)
     logger.addHandler(Keep())
     # There is no CUDA here to register host memory with.
-    MambaPoolHost.__init__.__kwdefaults__["pin_memory"] = False
+    for cls in (MambaPoolHost, DSAIndexerPoolHost):
+        cls.__init__.__kwdefaults__["pin_memory"] = False
     plugin.register()
     HookRegistry.apply_hooks()
     model = Path(tempfile.mkdtemp())

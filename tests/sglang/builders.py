@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MHABufferInfo,
+    MLABufferInfo,
+)
 
 from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
 
 LAYERS, HEADS, DIM = 3, 3, 64
+LATENT, ROPE = 512, 64
 
 
 def buffer_info(
@@ -43,8 +49,29 @@ def buffer_info(
     )
 
 
+def latent_info(
+    tokens: int = 64, *, dtype: torch.dtype = torch.bfloat16, page_size: int = 1
+) -> MLABufferInfo:
+    """Random latent rows for ``tokens`` slots: latent and rope side by side in each buffer."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (tokens, 1, LATENT + ROPE)
+    rows = tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(LAYERS))
+    return MLABufferInfo(
+        buffers=rows,
+        data_ptrs=torch.tensor([t.data_ptr() for t in rows], dtype=torch.uint64),
+        layer_indices=tuple(range(LAYERS)),
+        device_layer_num=LAYERS,
+        page_size=page_size,
+        kv_lora_rank=LATENT,
+        qk_rope_head_dim=ROPE,
+        kv_cache_dim=LATENT + ROPE,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
 def host_pool(
-    info: MHABufferInfo,
+    info: MHABufferInfo | MLABufferInfo,
     *,
     ratio: float = 2.0,
     size_gb: float = 0,

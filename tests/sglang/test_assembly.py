@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from hiqcache.compatibility import FAMILIES
 from tests.sglang.assembled import (
     DECODE,
     Assembled,
     apart,
     assembled,
+    indexed,
+    latent,
     offloaded,
     plain,
     recurrent,
@@ -24,7 +27,29 @@ from tests.sglang.assembled import (
 SIZE = {"hicache_ratio": None, "hicache_size": 1}
 
 #: The KV pools of each kind of model, and how many layers each has.
-KV = {plain: {"kv": 3}, sliding: {"kv": 2, "swa": 3}, recurrent: {"kv": 2}}
+KV = {
+    plain: {"kv": 3},
+    latent: {"kv": 3},
+    indexed: {"kv": 3},
+    sliding: {"kv": 2, "swa": 3},
+    recurrent: {"kv": 2},
+}
+
+FAMILY = {
+    plain: "plain",
+    latent: "mla",
+    indexed: "dsa",
+    sliding: "sliding",
+    recurrent: "linear",
+}
+
+#: Bytes of a layer's row, SGLang's and int8's.
+QUANTISED = {
+    "MHATokenToKVPoolHostCopy": "MHATokenToKVPoolHostINT8",
+    "MLATokenToKVPoolHostCopy": "MLATokenToKVPoolHostINT8",
+}
+ROW = {latent: (1152, 586), indexed: (1152, 586)}
+HEADS_ROW = 2 * 256, 2 * 132
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +73,18 @@ def test_every_pool_grows_alike_within_the_bytes_of_sglangs_own(
 ) -> None:
     if shape is recurrent and "page_size" in flags:
         pytest.skip("SGLang keeps recurrent states at pages of one token")
+    if shape is indexed:
+        flags = {**flags, "page_size": 64}  # an indexer's
     stock = assemble(shape, "bf16", flags=flags, drafts=drafts)
     ours = assemble(shape, "int8", flags=flags, drafts=drafts)
     assert list(ours.pools) == list(stock.pools)
     for name, layers in KV[shape].items():
-        assert ours.pools[name].kind == "MHATokenToKVPoolHostINT8"
+        assert ours.pools[name].kind == QUANTISED[stock.pools[name].kind]
         assert ours.pools[name].layers == layers
-        # 256 B a row, 132 B here, and what a page is rounded up by.
-        assert 132 * layers * 2 <= ours.pools[name].bytes_per_slot < 256 * layers * 2
+        # And what a page is rounded up by.
+        row, own = ROW.get(shape, HEADS_ROW)
+        assert own * layers <= ours.pools[name].bytes_per_slot < row * layers
+        assert stock.pools[name].bytes_per_slot == row * layers
     for name in set(ours.pools) - set(KV[shape]):
         assert ours.pools[name].kind == stock.pools[name].kind
         assert ours.pools[name].bytes_per_slot == stock.pools[name].bytes_per_slot
@@ -67,6 +96,18 @@ def test_every_pool_grows_alike_within_the_bytes_of_sglangs_own(
     most = {name: (p.slots + page) / stock.pools[name].slots for name, p in ours.pools.items()}
     assert max(grown.values()) <= min(most.values())
     assert min(most.values()) > 1
+
+
+@pytest.mark.parametrize("shape", KV)
+def test_what_the_table_refuses_is_refused_by_its_device_pool(shape: Any) -> None:
+    family = FAMILIES[FAMILY[shape]]
+    flags = {"page_size": 64} if shape is indexed else {}
+    if family.served:
+        assert apart(assembled, shape, flags=flags, served=False).pools
+        return
+    text = apart(refused, shape, flags=flags, served=False)
+    assert family.refused in text
+    assert "HIQCACHE_CODEC" in text
 
 
 def test_sizing_by_tokens_keeps_sglangs_slots(assemble: Callable[..., Assembled]) -> None:
@@ -81,10 +122,12 @@ def test_sizing_by_tokens_keeps_sglangs_slots(assemble: Callable[..., Assembled]
     [
         (plain, [{"layers": 3}, {"layers": 4}], 1),
         (plain, [{"layers": 3}, {"layers": 4}], 16),
+        (latent, [{"layers": 3}, {"layers": 4}], 16),
+        (indexed, [{"layers": 3, "without": 1}, {"layers": 4}], 64),
         (sliding, [{"full": 1, "swa": 4}, {"full": 3, "swa": 2}], 16),
         (recurrent, [{"full": 1, "linear": 2}, {"full": 2, "linear": 5}], 1),
     ],
-    ids=["plain", "plain pages", "sliding", "recurrent"],
+    ids=["plain", "plain pages", "latent", "indexed", "sliding", "recurrent"],
 )
 def test_pipeline_stages_get_equal_slots_without_asking_each_other(
     shape: Any, stages: list[dict[str, int]], page_size: int
@@ -95,7 +138,7 @@ def test_pipeline_stages_get_equal_slots_without_asking_each_other(
         apart(assembled, shape, flags=flags, rank=rank, **stage)
         for rank, stage in enumerate(stages)
     ]
-    assert found[0].pools["kv"].kind == "MHATokenToKVPoolHostINT8"
+    assert found[0].pools["kv"].kind in QUANTISED.values()
     slots = [{name: pool.slots for name, pool in stage.pools.items()} for stage in found]
     assert slots[0] == slots[1]
     if shape is not recurrent:

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from hiqcache.codecs import CODEC_NAMES, get_codec
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
+from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
 from tests.sglang.builders import DIM, HEADS, LAYERS, buffer_info, host_pool
 
 STOCK_BYTES = 2 * LAYERS * HEADS * DIM * 2

@@ -13,11 +13,29 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from hiqcache.metrics import HostTierMetrics
 from hiqcache.sglang import observed as module
 from hiqcache.sglang import row_sample
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy, MHATokenToKVPoolHostINT8
+from hiqcache.sglang.copying_pool import (
+    CopyingPool,
+    MHATokenToKVPoolHostCopy,
+    MLATokenToKVPoolHostCopy,
+)
+from hiqcache.sglang.host_pool import (
+    MHATokenToKVPoolHostINT8,
+    MLATokenToKVPoolHostINT8,
+    QuantisedPool,
+)
 from hiqcache.sglang.observed import mark_eviction, observed
-from tests.sglang.builders import LAYERS, buffer_info, host_pool
+from hiqcache.sglang.rows import device_buffers
+from tests.sglang.builders import LAYERS, buffer_info, host_pool, latent_info
 
-POOLS = [MHATokenToKVPoolHostINT8, MHATokenToKVPoolHostCopy]
+#: Kinds of row that a sample compares: K and V, latent and rope, or latent rows whole.
+KINDS = {
+    MHATokenToKVPoolHostINT8: 2,
+    MHATokenToKVPoolHostCopy: 2,
+    MLATokenToKVPoolHostINT8: 2,
+    MLATokenToKVPoolHostCopy: 1,
+}
+POOLS = list(KINDS)
+LATENT_POOLS = POOLS[2:]
 
 
 class Watched:
@@ -26,7 +44,8 @@ class Watched:
     def __init__(self, pool: Any, registry: CollectorRegistry) -> None:
         self.pool = pool
         self.registry = registry
-        self.k, self.v = pool.device_k_buffers, pool.device_v_buffers
+        self.rows = [rows for kind in device_buffers(pool) for rows in kind]
+        self.kinds = KINDS[type(pool).__bases__[1]]
 
     def value(self, name: str) -> float:
         samples = [
@@ -50,7 +69,7 @@ class Watched:
             )
 
 
-@pytest.fixture(params=POOLS, ids=["int8", "copy"])
+@pytest.fixture(params=POOLS, ids=["int8", "copy", "latent int8", "latent copy"])
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watched:
     registry = CollectorRegistry()
     families = HostTierMetrics(registry)
@@ -61,7 +80,10 @@ def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     serving = SimpleNamespace(served_model_name="m")
     monkeypatch.setattr(module, "get_serving", lambda: serving)
     monkeypatch.setenv("HIQCACHE_CODEC", "int8")
-    pool = host_pool(buffer_info(), cls=observed(request.param))
+    if request.param in LATENT_POOLS:
+        pool = host_pool(latent_info(), cls=observed(request.param), target_layer_num=LAYERS)
+    else:
+        pool = host_pool(buffer_info(), cls=observed(request.param))
     return Watched(pool, registry)
 
 
@@ -137,7 +159,7 @@ def test_a_backup_takes_as_long_with_a_sample(
     monkeypatch.setattr(observer.clock, "mark", lambda: now[0])
     monkeypatch.setattr(observer.sampler, "take", slow)
     watched.backup(4)
-    assert watched.value("codec_relative_error_count") == 2
+    assert watched.value("codec_relative_error_count") == watched.kinds
     assert watched.value("backup_seconds_count") == 1
     assert watched.value("backup_seconds_sum") == 0
 
@@ -152,12 +174,12 @@ def test_draft_layers_are_no_restores_of_their_own(watched: Watched) -> None:
 
 
 def test_restored_rows_are_what_the_plain_pool_restores(watched: Watched) -> None:
-    before = [rows.clone() for rows in (*watched.k, *watched.v)]
+    before = [rows.clone() for rows in watched.rows]
     slots = watched.backup(10)
-    for rows in (*watched.k, *watched.v):
+    for rows in watched.rows:
         rows[:10] = 0
     watched.restore(slots)
-    for old, new in zip(before, (*watched.k, *watched.v), strict=True):
+    for old, new in zip(before, watched.rows, strict=True):
         torch.testing.assert_close(new, old, atol=0.05, rtol=0.05)
 
 
@@ -189,9 +211,9 @@ def test_a_failing_eviction_leaves_no_mark(watched: Watched) -> None:
 
 def test_sampled_rows_show_the_codec_s_error(watched: Watched) -> None:
     watched.backup(10)
-    assert watched.value("codec_relative_error_count") == 2  # K and V of one layer
-    error = watched.value("codec_relative_error_sum") / 2
-    if watched.pool.get_size_per_token() == LAYERS * 2 * 3 * 64 * 2:
+    assert watched.value("codec_relative_error_count") == watched.kinds  # of one layer
+    error = watched.value("codec_relative_error_sum") / watched.kinds
+    if isinstance(watched.pool, CopyingPool):
         assert error == 0
     else:
         assert 0.002 < error < 0.02
@@ -204,7 +226,7 @@ def test_one_row_in_so_many_tokens_is_sampled(
     monkeypatch.setattr(row_sample, "SAMPLE_EVERY_TOKENS", 20)
     for _ in range(8):
         watched.pool.free(watched.backup(10))
-    assert watched.value("codec_relative_error_count") == 2 * 4
+    assert watched.value("codec_relative_error_count") == watched.kinds * 4
 
 
 def test_a_damaged_row_is_found(watched: Watched) -> None:
@@ -213,11 +235,11 @@ def test_a_damaged_row_is_found(watched: Watched) -> None:
     sample = sampler.take(slots, torch.tensor([5]))
     watched.pool.backup_from_device_all_layer(None, slots, torch.tensor([6]), "kernel")
     sampler.settle(sample)
-    assert watched.value("codec_excess_rows_total") == 2
+    assert watched.value("codec_excess_rows_total") == watched.kinds
 
 
 def test_rows_that_hold_nan_are_not_judged(watched: Watched) -> None:
-    for rows in (*watched.k, *watched.v):
+    for rows in watched.rows:
         rows[:10] = torch.nan
     watched.backup(10)
     assert watched.value("codec_relative_error_count") == 0
@@ -235,7 +257,7 @@ def test_a_slot_freed_before_its_sample_is_settled_is_not_judged(watched: Watche
 
 def test_labels_name_codec_transfer_pool_model_and_rank(watched: Watched) -> None:
     labels = module.labels_of(watched.pool)
-    quantised = isinstance(watched.pool, MHATokenToKVPoolHostINT8)
+    quantised = isinstance(watched.pool, QuantisedPool)
     assert labels[:2] == (("int8", "torch") if quantised else ("bf16", "copy"))
     assert labels[2:] == ("kv", "1", "0", "0", "m")
 

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.device_pool_info import (
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
-from hiqcache.compatibility import UnsupportedError
+from hiqcache.compatibility import FAMILIES, UnsupportedError
 from hiqcache.settings import Settings
 from hiqcache.sglang import plugin, support
 from hiqcache.sglang.assembly import Assembly, building
@@ -93,17 +93,24 @@ def test_another_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "use_mla", "message"),
+    ("pool", "message"),
     [
-        (SimpleNamespace(), True, "latent"),
-        (SimpleNamespace(layer_shard_enabled=True), False, "sharded by layer"),
-        (SimpleNamespace(placement=1), False, "interleave"),
+        (SimpleNamespace(layer_shard_enabled=True), "sharded by layer"),
+        (SimpleNamespace(placement=1), "interleave"),
     ],
 )
-def test_device_pools(pool: Any, use_mla: bool, message: str) -> None:
+def test_device_pools(pool: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
-        support.require_plain_kv_pool(pool, use_mla)
+        support.require_whole_pool(pool)
     assert WAY_OUT in str(caught.value)
+
+
+def test_latent_rows_of_older_releases() -> None:
+    with pytest.raises(UnsupportedError, match=r"sglang==0\.5\.23") as caught:
+        support.require_family(FAMILIES["mla"], "MLATokenToKVPool", latent=False)
+    assert WAY_OUT in str(caught.value)
+    support.require_family(FAMILIES["mla"], "MLATokenToKVPool", latent=True)
+    support.require_family(FAMILIES["plain"], "MHATokenToKVPool", latent=False)
 
 
 def test_pools_that_are_built_unasked() -> None:

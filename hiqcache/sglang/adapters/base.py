@@ -24,6 +24,10 @@ class Adapter(Protocol):
     def HOOKS(self) -> tuple[tuple[str, Callable[..., Any]], ...]:
         """Targets in SGLang, and what goes around them."""
 
+    @property
+    def LATENT(self) -> bool:
+        """Whether the release describes latent rows, as 0.5.23's MLABufferInfo does."""
+
     def rows(self, given: Any) -> Any:
         """The device's rows, of what SGLang hands its selector and its host pools."""
 

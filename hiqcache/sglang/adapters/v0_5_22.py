@@ -61,6 +61,8 @@ NEEDS: tuple[Need, ...] = (
     ),
 )
 
+LATENT = False
+
 _drafts: ContextVar[tuple[Any, ...]] = ContextVar("hiqcache_sidecar_drafts", default=())
 
 

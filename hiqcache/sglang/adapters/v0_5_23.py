@@ -44,6 +44,49 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(f"{MEM}.device_pool_info", "KVBuffers", "the device's rows", ("k", "v", "layout")),
     Need(f"{MEM}.memory_pool", "MHATokenToKVPool.get_device_pool_infos", "the device's rows"),
+    # Latent rows.
+    Need(
+        f"{MEM}.pool_host.mla",
+        "MLATokenToKVPoolHost.__init__",
+        "SGLang builds the quantised pool with these, which it hands on",
+        (
+            *("buffer_info", "host_to_device_ratio", "host_size", "page_size", "layout"),
+            *("pin_memory", "device", "allocator_type", "override_kv_cache_dim"),
+            *("draft_buffer_infos", "dcp_size", "dcp_rank", "device_capacity_tokens"),
+            *("start_layer", "end_layer", "target_layer_num", "layer_shard_enabled"),
+            *("pool_label", "host_token_capacity"),
+        ),
+        alone=True,
+    ),
+    Need(
+        f"{MEM}.pool_host.mla",
+        "MLATokenToKVPoolHost._initialize_transfer_views",
+        "overridden: it builds the transfer",
+        alone=True,
+    ),
+    Need(
+        f"{MEM}.pool_host.mla",
+        "MLATokenToKVPoolHost",
+        "the rows that host pools move",
+        has=("device_kv_buffers", "_native_buffers"),
+    ),
+    Need(
+        f"{MEM}.device_pool_info",
+        "MLABufferInfo",
+        "the device's latent rows",
+        (
+            *("buffers", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "dtype", "device"),
+            *("packed_fp8", "scales"),
+        ),
+    ),
+    Need(f"{MEM}.memory_pool", "MLATokenToKVPool.get_device_pool_infos", "the device's rows"),
+    Need(
+        f"{MEM}.pool_host.host_pool_decl",
+        "HostPoolDecl",
+        "pools beside KV rows",
+        ("storage_info", "owned_device_layers"),
+        has=("is_layout_root",),
+    ),
     Need(
         f"{MEM}.cache_init_params",
         "CacheInitParams",
@@ -51,6 +94,8 @@ NEEDS: tuple[Need, ...] = (
         ("sidecar_draft_device_pools",),
     ),
 )
+
+LATENT = True
 
 HOOKS: tuple[tuple[str, Callable[..., Any]], ...] = ()
 

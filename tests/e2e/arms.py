@@ -1,0 +1,81 @@
+"""Servers whose answers are compared: from L1, and from L2 once each prompt has left L1."""
+
+from __future__ import annotations
+
+from bench.demo import Answer
+from bench.lab.completions import Completion, client_of, complete
+from bench.lab.servers import Server
+
+ANSWER_TOKENS = 8
+
+
+class Arm:
+    """A server of a model of ``family``, and what it answered. Prompts are token ids."""
+
+    def __init__(
+        self,
+        server: Server,
+        codec: str,
+        page_size: int,
+        prompts: list[list[int]],
+        family: str = "plain",
+    ) -> None:
+        self.family = family
+        self.server, self.codec, self.page_size = server, codec, page_size
+        self.client = client_of(server.url)
+        self.prompts = prompts
+        self.references = [self.reference(prompt) for prompt in prompts]
+
+    def ask(self, prompt: list[int]) -> Completion:
+        return complete(self.client, prompt, ANSWER_TOKENS)
+
+    def reference(self, prompt: list[int]) -> Completion:
+        """The answer from L1, after the prompt without its last token was asked cold.
+
+        With its last token, L1 would bring that token's rows as the cold prefill computed them,
+        where a restored prefix computes them as one token. Twice, since write_through_selective
+        stores what is asked again.
+        """
+        for _ in range(2):
+            complete(self.client, prompt[:-1], 1)
+        reference = self.ask(prompt)
+        assert reference.host_tokens == 0
+        assert reference.device_tokens == (len(prompt) - 1) // self.page_size * self.page_size
+        return reference
+
+    def restored(self) -> list[Answer]:
+        """Every prompt again, in an order in which each has left L1; those that came from L2."""
+        answers = [
+            Answer(self.ask(prompt), reference)
+            for prompt, reference in zip(self.prompts, self.references, strict=True)
+        ]
+        return [answer for answer in answers if answer.restored]
+
+
+def check(arm: Arm, bound: float, least: float = 0.9) -> None:
+    """Whether restored answers are L1's: equal for bf16, else within ``bound`` (natural log).
+
+    ``least``: the share of an answer, on average, that must be as it was.
+    """
+    answers = arm.restored()
+    assert len(answers) >= 12, "too few prompts came back from L2"
+    for answer in answers:
+        assert answer.given.host_tokens >= 100
+    if arm.codec == "bf16":
+        for answer in answers:
+            assert answer.given.tokens == answer.reference.tokens
+            assert answer.given.logprobs == answer.reference.logprobs
+        return
+    agreement = sum(answer.agreement for answer in answers) / len(answers)
+    assert agreement >= least
+    assert max(change(answer) for answer in answers) <= bound
+    # The tier is lossy, so restored rows must show: equal log-probabilities would mean that
+    # nothing was quantised.
+    assert any(answer.given.logprobs != answer.reference.logprobs for answer in answers)
+
+
+def change(answer: Answer) -> float:
+    """Largest change of a log-probability up to and including the first differing token."""
+    same = round(answer.agreement * len(answer.given.tokens))
+    pairs = list(zip(answer.given.logprobs, answer.reference.logprobs, strict=False))
+    return max((abs(a - b) for a, b in pairs[:same]), default=0.0)
