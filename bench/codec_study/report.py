@@ -36,10 +36,13 @@ def markdown(studies: list[Kept]) -> str:
         *_verdicts(studies),
         "## Candidates",
         _candidates(studies).markdown(),
-        "## Stored again",
-        "Restored KL after so many cycles: rows are restored, rounded to BF16 and stored again.",
-        _drift(studies).markdown(),
     ]
+    if any(study["drift"] for study in studies):
+        parts += [
+            "## Stored again",
+            "Restored KL after so many cycles of rows restored, rounded to BF16 and stored again.",
+            _drift(studies).markdown(),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,7 +88,14 @@ def _verdicts(studies: list[Kept]) -> list[str]:
     for study in studies:
         model, of_fp8 = study["setting"]["model"], shares(study)
         target = TARGETS[model]
-        meeting.append({name for name, share in of_fp8.items() if share <= target})
+        fp8 = study["candidates"][FP8.name]["restored"]["kl"]
+        meeting.append(
+            {
+                name
+                for name, one in study["candidates"].items()
+                if one["restored"]["kl"] + one["restored"]["kl_standard_error"] <= target * fp8
+            }
+        )
         ratios |= {name: one["times_bf16_at_128"] for name, one in study["candidates"].items()}
         if FOUR_BITS.name in of_fp8:
             share = of_fp8[FOUR_BITS.name]
@@ -97,7 +107,8 @@ def _verdicts(studies: list[Kept]) -> list[str]:
     if common:
         best = max(common, key=lambda name: ratios[name])
         lines.append(
-            f"The most tokens with every target met: `{best}`, {ratios[best]:.2f}x at heads of 128."
+            f"Of these, the most tokens with every target met by a standard error: `{best}`, "
+            f"{ratios[best]:.2f}x at heads of 128."
         )
     return lines
 

@@ -191,5 +191,8 @@ def test_a_target_is_met_or_missed_and_the_most_tokens_that_meet_all_are_named()
     assert f"SmolLM2-135M-Instruct: `{FOUR_BITS.name}` restores with 0.95 of FP8's KL" in text
     assert "at most 1.00 was asked: met." in text
     assert "0.40 of FP8's KL; at most 0.33 was asked: **missed**." in text
-    assert f"every target met: `{finer}`, 3.36x" in text
-    assert f"every target met: `{FOUR_BITS.name}`, 3.55x" in report.markdown([small])
+    assert f"every target met by a standard error: `{finer}`, 3.36x" in text
+    assert f"met by a standard error: `{FOUR_BITS.name}`, 3.55x" in report.markdown([small])
+    # Within a standard error of the target is not met by one.
+    near = study({FP8.name: 2.0, FOUR_BITS.name: 1.95, finer: 1.0})
+    assert f"met by a standard error: `{finer}`, 3.36x" in report.markdown([near])
