@@ -116,6 +116,8 @@ def past_proxies(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     given = [env.get(name, "") for name in ("no_proxy", "NO_PROXY")]
     hosts = [host.strip() for text in given for host in text.split(",")]
     value = ",".join(dict.fromkeys([*filter(None, hosts), "127.0.0.1", "localhost", "::1"]))
+    if "*" in hosts:
+        value = "*"  # excepts all, and means nothing among others
     # Some programs read the one, some the other.
     return {"no_proxy": value, "NO_PROXY": value}
 

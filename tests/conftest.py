@@ -30,14 +30,24 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+#: A proxy that reaches nothing, and no exceptions from it; what the caller has.
+_DEAD_PROXY: dict[str, str | None] = {
+    **dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9"),
+    **dict.fromkeys(("no_proxy", "NO_PROXY")),
+}
+_CALLERS = {name: os.environ.get(name) for name in _DEAD_PROXY}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     # Every test runs behind a proxy that reaches nothing, as on many a company's machine: what asks
     # a server on loopback by way of it fails. Docker's tests fetch base images by the caller's own.
-    if "docker" not in config.getoption("markexpr"):
-        for name in ("http_proxy", "HTTP_PROXY"):
-            os.environ[name] = "http://127.0.0.1:9"
-        for name in ("no_proxy", "NO_PROXY"):
+    docker = item.get_closest_marker("docker") is not None
+    for name, value in (_CALLERS if docker else _DEAD_PROXY).items():
+        if value is None:
             os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def test_a_child_s_own_requests_keep_to_this_machine() -> None:
     direct = direct_http.past_proxies({"no_proxy": "a.example, b", "NO_PROXY": "b,127.0.0.1"})
     assert direct["no_proxy"] == direct["NO_PROXY"] == "a.example,b,127.0.0.1,localhost,::1"
     assert direct_http.past_proxies({})["no_proxy"] == "127.0.0.1,localhost,::1"
+    assert direct_http.past_proxies({"no_proxy": "*"})["no_proxy"] == "*"
 
 
 def test_what_is_no_success_is_an_error_with_its_status(server: str) -> None:
