@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheFile, PoolName, PoolTran
 from sglang.srt.runtime_context import get_parallel
 
 from hiqcache.compatibility import UnsupportedError
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostCopy
+from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
 from hiqcache.sglang.storage import require_storage
 from hiqcache.sglang.storage_backend import guarded
 from hiqcache.storage.backends import REFUSED
