@@ -361,6 +361,13 @@ FEATURES: Mapping[str, Entry] = _by_key(
                 "test_a_restarted_server_of_another_layout_finds_whole_pages_alone",
             ),
             Evidence(
+                "trained",
+                "SmolLM2-135M, a Mooncake store over TCP, tiers flushed",
+                "CPU",
+                "tests/e2e/test_l3.py::"
+                "test_pages_come_back_from_mooncake_once_both_tiers_are_flushed",
+            ),
+            Evidence(
                 "unit",
                 "pages shared in a Mooncake store over TCP",
                 "CPU",
