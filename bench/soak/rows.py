@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hiqcache.codecs import get_codec
+from hiqcache.codecs.base import TokenCodec
 
 #: Odd multipliers of xxHash, which spread integers over all of their bits.
 _PRIMES = (-7046029288634856825, -4417276706812531889, 1609587929392839161)
@@ -40,11 +41,19 @@ class Rows:
         return rows.permute(1, 2, 0, 3, 4).contiguous()
 
 
+def token_codec(name: str) -> TokenCodec:
+    """The codec called ``name``. Raises ValueError for one whose tokens are not judged alone."""
+    codec = get_codec(name)
+    if not isinstance(codec, TokenCodec):
+        raise ValueError(f"the soak judges tokens one by one, and codec {name} stores whole pages.")
+    return codec
+
+
 class Judge:
     """What a codec must make of rows, by its reference in plain torch."""
 
     def __init__(self, codec: str) -> None:
-        self._codec = None if codec == "bf16" else get_codec(codec)
+        self._codec = None if codec == "bf16" else token_codec(codec)
         self._exact = codec in EXACT
 
     def expected(self, rows: torch.Tensor) -> torch.Tensor:

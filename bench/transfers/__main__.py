@@ -49,7 +49,7 @@ from bench.transfers.interference import interference
 from bench.transfers.targets import TOKENS
 from bench.transfers.timing import Taken, pcie_ceiling, spread, taken
 from hiqcache.codecs import get_codec
-from hiqcache.record import Order
+from hiqcache.record import Order, kv_parts
 
 #: Repetitions by tokens. The spread is small (p10 and p90 are reported), long transfers take less.
 REPEATS = {2048: 25, 128: 30, 512: 20, 8192: 10}
@@ -78,11 +78,15 @@ def check(contender: Contender, pool: DevicePool) -> None:
     for buffer in (*pool.k, *pool.v):
         buffer[rows] = torch.nan
     contender.run("restore", indices)
-    for buffer, given in zip((pool.k[layer], pool.v[layer]), sent, strict=True):
+    for part, (buffer, given) in enumerate(zip((pool.k[layer], pool.v[layer]), sent, strict=True)):
         got, want, bound = buffer[rows], given, 0.0
         if contender.codec != "bf16":
             codec = get_codec(contender.codec)
-            want = codec.decode(*codec.encode(given), given.dtype)
+            stores = codec.stores(kv_parts(*given.shape[1:]))[part]
+            pages = given
+            if codec.page_sizes is not None:
+                pages = given.view(-1, contender.page, *given.shape[1:])
+            want = stores.decode(*stores.encode(pages), given.dtype).view_as(given)
             # A rotation sums in some order: a code step here and there.
             bound = 0.0 if contender.codec == "int8" else 0.2
         worst = (got.float() - want.float()).abs().max().item()

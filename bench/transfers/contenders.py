@@ -91,6 +91,8 @@ OURS = (
     ("int8", "dma"),
     ("int8-rot", "fused"),
     ("int8-rot", "dma"),
+    ("int4", "fused"),
+    ("int4", "dma"),
 )
 
 #: Host memory that contenders share: of one codec and format they write the same bytes. Another

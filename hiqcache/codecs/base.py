@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -15,34 +15,47 @@ from hiqcache.record import Part, RowFormat
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-class Codec(ABC):
-    """Turns rows into codes and scales, and back; stateless.
+class Stored(NamedTuple):
+    """What is stored of a part of ``heads`` x ``width``: dtypes, and shapes without leading axes.
 
-    Rows are ``[..., heads, head_dim]`` of bf16 or fp16. Codes are int8 of the same shape; scales
-    are bf16 ``[..., heads]``. Every head of every row stands alone: nothing in one head's codes,
-    scale or restored values depends on another head, row, token or layer.
-
-    The torch code is the reference. For the same rows other implementations give the same bytes,
-    where all of a codec's arithmetic is exact or correctly rounded (int8); where it sums in fp32
-    (int8-rot), a sum in another order may round to a neighbouring code or scale.
-
-    Non-finite inputs: a head that holds a NaN or an infinity is stored as a NaN scale with zero
-    codes, and restores as NaN throughout, so that a fault upstream stays visible and stays where it
-    was. Zeros restore as exact zeros.
+    ``codes`` of one token; ``scales`` of one token too, or of one page where its RowFormat says so.
     """
 
-    name: ClassVar[str]
+    codes_dtype: torch.dtype
+    codes: tuple[int, ...]
+    scales_dtype: torch.dtype
+    scales: tuple[int, ...]
+
+
+class RowCodec(ABC):
+    """Turns rows of one part into codes and scales, and back; stateless.
+
+    Rows are ``[..., heads, width]`` of bf16 or fp16, those of whole pages ``[..., tokens of a page,
+    heads, width]`` where scales are a page's. Codes have the shape ``[..., *stored.codes]``, scales
+    ``[..., *stored.scales]``, where a page's have no axis of tokens.
+
+    Where scales are a token's, every head of every row stands alone: nothing in one head's codes,
+    scale or restored values depends on another head, row, token or layer. Where they are a page's,
+    every head of every page and layer does.
+
+    The torch code is the reference. For the same rows other implementations give the same bytes,
+    where all arithmetic is exact or correctly rounded; where it sums in fp32 (a rotation), a sum in
+    another order may round to a neighbouring code or scale.
+
+    Non-finite inputs: what stands alone and holds a NaN or an infinity restores as NaN throughout,
+    so that a fault upstream stays visible and stays where it was. Zeros restore as exact zeros.
+    """
 
     #: The smallest scale that is stored, per dtype of the rows.
     scale_min: ClassVar[Mapping[torch.dtype, float]]
 
-    def row_formats(self, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
-        """Bytes of a row of each part. Raises ValueError for a width that is not served."""
-        return row_formats(self.name, parts)
+    @abstractmethod
+    def stored(self, heads: int, width: int) -> Stored:
+        """What is stored of rows of ``heads`` x ``width``."""
 
     @abstractmethod
     def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (int8, the shape of ``rows``) and scales (bf16, without the last axis)."""
+        """Codes and scales of ``rows``."""
 
     @abstractmethod
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -55,3 +68,34 @@ class Codec(ABC):
         float64; at most zero wherever the bound holds. Each codec's docstring states its bound. It
         is made of ``rows`` and ``restored``, never of a scale that the codec chose.
         """
+
+
+class Codec(ABC):
+    """A name that HIQCACHE_CODEC takes, and how it stores the rows of each part."""
+
+    name: ClassVar[str]
+
+    #: Tokens of a page that it takes; None: any. Page-wise codecs take whole pages.
+    page_sizes: ClassVar[tuple[int, ...] | None] = None
+
+    def row_formats(self, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
+        """Bytes of a row of each part. Raises ValueError for a part that is not served."""
+        return row_formats(self.name, parts)
+
+    @abstractmethod
+    def of(self, row: RowFormat) -> RowCodec:
+        """What stores the rows of a part whose format is ``row``."""
+
+    def stores(self, parts: Sequence[Part]) -> tuple[RowCodec, ...]:
+        """What stores the rows of each part."""
+        return tuple(map(self.of, self.row_formats(parts)))
+
+
+class TokenCodec(Codec, RowCodec):
+    """A codec that stores the rows of all parts alike: a byte an element, a bf16 scale a head."""
+
+    def of(self, row: RowFormat) -> RowCodec:  # noqa: ARG002 - all rows are alike
+        return self
+
+    def stored(self, heads: int, width: int) -> Stored:
+        return Stored(torch.int8, (heads, width), torch.bfloat16, (heads,))

@@ -25,11 +25,52 @@ def int8_row(heads: int, width: int) -> RowFormat:
     return RowFormat(codes=heads * width, scales=heads * SCALE_BYTES)
 
 
+#: int4 takes heads of these widths, and pages of so many tokens.
+INT4_WIDTHS = (32, 64, 128, 256)
+INT4_PAGES = (32, 64, 128)
+
+#: Tokens of a page that int4 keeps finer, per head.
+INT4_KEPT = 4
+
+
+def int4_key_row(heads: int, width: int) -> RowFormat:
+    """Half a byte an element; per page, head and channel a middle and a step, and what is kept.
+
+    Of a page and head: ``width`` bf16 middles and steps; of each of INT4_KEPT tokens, half of its
+    codes of a byte (the other half lies where its others would), a bf16 scale, and its slot.
+    """
+    kept = INT4_KEPT * (width // 2 + SCALE_BYTES + 1)
+    return RowFormat(heads * width // 2, heads * (2 * width * SCALE_BYTES + kept), per_page=True)
+
+
+def int4_value_row(heads: int, width: int) -> RowFormat:
+    """Half a byte an element; a bf16 middle and step a head."""
+    return RowFormat(heads * width // 2, heads * 2 * SCALE_BYTES)
+
+
+def _int4_rows(parts: Sequence[Part]) -> tuple[RowFormat, ...]:
+    if [part.name for part in parts] != ["k", "v"]:
+        raise ValueError(
+            "codec int4 stores K and V each in its own way; this model's rows are "
+            f"{' and '.join(part.name for part in parts)}. Use HIQCACHE_CODEC=int8."
+        )
+    for part in parts:
+        if part.width not in INT4_WIDTHS:
+            raise ValueError(
+                f"codec int4 serves head_dim {', '.join(map(str, INT4_WIDTHS))}; this model's "
+                f"{part.name} heads have {part.width}. Use HIQCACHE_CODEC=int8."
+            )
+    key, value = parts
+    return int4_key_row(key.heads, key.width), int4_value_row(value.heads, value.width)
+
+
 def row_formats(codec: str, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
     """The format of a row of each part under ``codec``.
 
-    Raises ValueError where the codec does not serve a part's width.
+    Raises ValueError where the codec does not serve a part.
     """
+    if codec == "int4":
+        return _int4_rows(parts)
     seen = [blocks(part) for part in parts]
     for part in seen:
         if codec == "int8-rot" and part.width & (part.width - 1):

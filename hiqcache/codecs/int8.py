@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from hiqcache.codecs.base import Codec
+from hiqcache.codecs.base import TokenCodec
 
 #: Codes run from -127 to 127; -128 is never stored.
 CODE_MAX = 127
@@ -48,7 +48,7 @@ def to_rows(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-largest, largest).to(dtype)
 
 
-class Int8(Codec):
+class Int8(TokenCodec):
     """x -> code * scale.
 
     Bound, for every finite element, with step = max|x| / 127 of its head:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from hiqcache.codecs.base import Codec
+from hiqcache.codecs.base import TokenCodec
 from hiqcache.codecs.int8 import BF16_ROUNDING, CODE_MAX, FLOOR, SCALE_MIN, quantise, to_rows
 from hiqcache.record import Part
 
@@ -30,7 +30,8 @@ def signs(head_dim: int) -> tuple[int, ...]:
 
 
 @lru_cache
-def _signs_on(head_dim: int, device: torch.device) -> torch.Tensor:
+def signs_on(head_dim: int, device: torch.device) -> torch.Tensor:
+    """``signs`` as fp32 on ``device``."""
     return torch.tensor(signs(head_dim), dtype=torch.float32, device=device)
 
 
@@ -49,7 +50,7 @@ def hadamard(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-class Int8Rot(Codec):
+class Int8Rot(TokenCodec):
     """x -> int8 of H(signs * x) / D, and back by signs * (H codes) * scale, with D = head_dim.
 
     That is the orthonormal rotation H / sqrt(D) with its irrational factor moved into the scale:
@@ -76,17 +77,17 @@ class Int8Rot(Codec):
         dim = rows.shape[-1]
         self.row_formats([Part("these", 1, dim)])
         # Divided first: a sum of D of the largest bf16 values would overflow fp32.
-        values = rows.float() / dim * _signs_on(dim, rows.device)
+        values = rows.float() / dim * signs_on(dim, rows.device)
         return quantise(hadamard(values), self.scale_min[rows.dtype])
 
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        sums = hadamard(codes.float()) * _signs_on(codes.shape[-1], codes.device)
+        sums = hadamard(codes.float()) * signs_on(codes.shape[-1], codes.device)
         return to_rows(sums * scales.float().unsqueeze(-1), dtype)
 
     def excess(self, rows: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:
         dim = rows.shape[-1]
         x, y = rows.double(), restored.double()
-        rotated = hadamard(x * _signs_on(dim, rows.device))
+        rotated = hadamard(x * signs_on(dim, rows.device))
         # D * step: the rotated maximum is D times what encode divides by 127.
         reach = rotated.abs().amax(dim=-1) / CODE_MAX
         bound = (

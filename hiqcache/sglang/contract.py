@@ -95,7 +95,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         f"{MEM}.hybrid_cache.hybrid_cache_controller",
         "HybridCacheController._move_pool_indices",
-        "hooked with HIQCACHE_TRANSFER=dma: host slots stay on the CPU",
+        "hooked: host slots stay on the CPU",
         ("host_pool", "host_indices", "device_indices"),
     ),
     Need(

@@ -63,10 +63,12 @@ class QuantisedPool(StoredPages, HostKVCache):
         info = adapter().rows(device_rows)
         self.parts = parts_of(info)
         self.codec = get_codec(self.settings.codec)
-        self.transfer_name = require_transfer(self.settings.transfer, info.device)
+        self.transfer_name = require_transfer(
+            self.settings.transfer, info.device, self.codec, page_size
+        )
         # Ranks of a decode context parallel group share a page, each with a part of its slots.
         sharing, storage = further.get("dcp_size", 1), storage_of(allocator_type)
-        require_no_shared_pages(sharing, storage)
+        require_no_shared_pages(sharing, storage, self.codec)
         self.layout_of_records = self.records(
             info, page_size // sharing, layout, self.settings, layers_of(info), storage
         )
@@ -109,7 +111,8 @@ class QuantisedPool(StoredPages, HostKVCache):
         ``storage``: the backend that pages go to, if any. Raises UnsupportedError for rows, and for
         a backend, that are not served.
         """
-        transfer = require_transfer(settings.transfer, info.device)
+        codec = get_codec(settings.codec)
+        transfer = require_transfer(settings.transfer, info.device, codec, page_size)
         rows, record_format = require_records(settings.codec, transfer, parts_of(info))
         return RecordLayout(
             layers,
@@ -119,6 +122,11 @@ class QuantisedPool(StoredPages, HostKVCache):
             record_format,
             trailer_of(storage, layout, record_format, settings.checksum),
         )
+
+    @property
+    def takes_cpu_slots(self) -> bool:
+        """Whether host slots are best left on the CPU: they are sent, or read, by the transfer."""
+        return self.transfer_name in ("dma", "fused")
 
     def init_kv_buffer(self) -> torch.Tensor:
         """The arena: uint8 ``[page_num * page_bytes]``."""

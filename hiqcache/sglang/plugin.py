@@ -77,11 +77,8 @@ def register() -> None:
                 HookType.AROUND,
             ),
             (f"{_BUILDER}.create_tree_cache", assembly.create_tree_cache, HookType.AFTER),
+            (f"{_HYBRID_CONTROLLER}._move_pool_indices", _keep_indices, HookType.AROUND),
         ]
-        if settings.transfer == "dma":
-            hooks.append(
-                (f"{_HYBRID_CONTROLLER}._move_pool_indices", _keep_indices, HookType.AROUND)
-            )
     if measured:
         hooks.append((f"{_RADIX_CACHE}.evict_host", _mark_eviction, HookType.AROUND))
     elif settings.metrics:
@@ -161,13 +158,14 @@ def _keep_indices(
     device_indices: Any,
     **kwargs: Any,
 ) -> Any:
-    """Host slots stay on the CPU, where the copy engine's batches are made.
+    """Host slots stay on the CPU, where the copy engine's batches are made, and fused's copies.
 
     SGLang would copy them from pageable memory on the scheduler's stream, which it avoids for its
     own staged write-backs.
     """
     from hiqcache.sglang.host_pool import QuantisedPool
 
-    if controller.io_backend == "kernel" and isinstance(host_pool, QuantisedPool):
+    ours = isinstance(host_pool, QuantisedPool) and host_pool.takes_cpu_slots
+    if controller.io_backend == "kernel" and ours:
         return host_indices, device_indices
     return original(controller, host_pool, host_indices, device_indices, **kwargs)

@@ -40,9 +40,15 @@ class RowSampler:
         self._layer: int | None = None
         self._quantised = isinstance(pool, QuantisedPool)
         self._buffers = pool.transfer.device if self._quantised else device_buffers(pool)
+        #: Tokens of a sample: a codec that stores whole pages can only be judged by one.
+        whole = self._quantised and pool.layout_of_records.whole_pages
+        self._tokens = pool.page_size if whole else 1
         rows = [buffers[0][0] for buffers in self._buffers]
         pinned = rows[0].device.type == "cuda"
-        self._rows = [torch.empty(row.shape, dtype=row.dtype, pin_memory=pinned) for row in rows]
+        self._rows = [
+            torch.empty((self._tokens, *row.shape), dtype=row.dtype, pin_memory=pinned)
+            for row in rows
+        ]
         self._slot = torch.empty(1, dtype=torch.int64, pin_memory=pinned)
 
     @staticmethod
@@ -68,13 +74,13 @@ class RowSampler:
             return None
         self._until_next = SAMPLE_EVERY_TOKENS
         layer = self._taken % self._pool.target_layer_num
-        place = self._taken % host_indices.numel()
+        place = self._taken % (host_indices.numel() // self._tokens) * self._tokens
         self._taken += 1
-        picked = device_indices[place : place + 1]
+        picked = device_indices[place : place + self._tokens]
         for row, buffers in zip(self._rows, self._buffers, strict=True):
             buffer = buffers[layer]
             # An index on the GPU must not be read here: that would wait for the stream.
-            found = buffer[int(picked)] if picked.is_cpu else buffer.index_select(0, picked)[0]
+            found = buffer[picked] if picked.is_cpu else buffer.index_select(0, picked)
             row.copy_(found, non_blocking=True)
         self._slot.copy_(host_indices[place : place + 1], non_blocking=True)
         self._layer = layer
@@ -90,31 +96,30 @@ class RowSampler:
             return
         layer, self._layer = self._layer, None
         restored = self._stored(layer, int(self._slot))
-        for row, back in zip(self._rows, restored, strict=True):
+        for part, (row, back) in enumerate(zip(self._rows, restored, strict=True)):
             if not row.isfinite().all():
                 continue
             error = torch.linalg.vector_norm(back.float() - row.float())
             norm = torch.linalg.vector_norm(row.float())
             self._metrics.relative_error.observe(float(error / norm) if norm else float(error))
-            if self._exceeds(row, back):
+            if self._exceeds(part, row, back):
                 self._metrics.excess_rows.inc()
 
     def _stored(self, layer: int, slot: int) -> list[torch.Tensor]:
         pool = self._pool
         if not self._quantised:
             place = slots_of(pool, self._slot)
-            return [rows[layer][place][0] for rows in host_buffers(pool)]
+            return [rows[layer][place] for rows in host_buffers(pool)]
         page, within = divmod(slot, pool.page_size)
-        arena, codec = pool.transfer.arena, pool.codec
-        stored = []
-        for row, planes, buffers in zip(self._rows, arena.planes, self._buffers, strict=True):
-            heads, width = buffers[0].shape[1:]
-            codes = arena.view(planes.codes, torch.int8, heads, width)[page, layer, within]
-            scales = arena.view(planes.scales, torch.bfloat16, heads)[page, layer, within]
-            stored.append(codec.decode(codes, scales, row.dtype))
-        return stored
+        whole = torch.tensor([page])
+        at = (whole,) if self._tokens > 1 else (whole, torch.tensor([within]))
+        return [
+            rows.read(layer, at, row).view(row.shape)
+            for row, rows in zip(self._rows, pool.transfer.stored_rows(), strict=True)
+        ]
 
-    def _exceeds(self, row: torch.Tensor, back: torch.Tensor) -> bool:
-        if self._quantised:
-            return bool((~(self._pool.codec.excess(row, back) <= 0)).any())
-        return not torch.equal(row, back)
+    def _exceeds(self, part: int, row: torch.Tensor, back: torch.Tensor) -> bool:
+        if not self._quantised:
+            return not torch.equal(row, back)
+        codec = self._pool.transfer.stored_rows()[part].codec
+        return bool((~(codec.excess(row, back) <= 0)).any())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.codecs.base import DTYPES
+from hiqcache.codecs.base import DTYPES, Codec
 from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
 from hiqcache.record import Format, Order, Part, RowFormat, format_of
@@ -17,6 +17,7 @@ from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.adapters import SERVED
 from hiqcache.sglang.contract import breaches
 from hiqcache.sglang.source import Source
+from hiqcache.transfers.copy_engine import missing_batches
 
 #: SGLang's host layouts that are served, and the arena order of each. page_first_direct is what
 #: page_first becomes with --hicache-io-backend direct; the arena is the same.
@@ -113,13 +114,20 @@ def require_plain_rows(info: Any) -> None:
         )
 
 
-def require_no_shared_pages(sharing: int, storage: str | None) -> None:
-    """Refuse L3 storage of pages that several ranks share. Raises UnsupportedError.
+def require_no_shared_pages(sharing: int, storage: str | None, codec: Codec) -> None:
+    """Refuse L3 storage, and codecs of whole pages, where several ranks share a page.
+
+    Raises UnsupportedError.
 
     ``sharing``: ranks of a decode context parallel group.
     """
     if sharing > 1 and storage is not None:
         FEATURES["dcp_storage"].require(f"--hicache-storage-backend {storage} with --dcp-size")
+    if sharing > 1 and codec.page_sizes is not None:
+        raise UnsupportedError(
+            f"HIQCACHE_CODEC={codec.name} stores whole pages, and with --dcp-size {sharing} a rank "
+            "has a part of each. Start without --dcp-size, or set HIQCACHE_CODEC=int8."
+        )
 
 
 def require_latent_rows(info: Any) -> None:
@@ -203,10 +211,26 @@ def nothing_to_quantise(codec: str, enabled: bool, cache: str) -> str:
     )
 
 
-def require_transfer(transfer: str, device: torch.device) -> str:
+def require_transfer(transfer: str, device: torch.device, codec: Codec, page_size: int) -> str:
     """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
+    if codec.page_sizes is not None and page_size not in codec.page_sizes:
+        raise UnsupportedError(
+            f"HIQCACHE_CODEC={codec.name} stores whole pages of "
+            f"{', '.join(map(str, codec.page_sizes))} tokens; this server's have {page_size}. "
+            "Start with --page-size 64, or set HIQCACHE_CODEC=int8."
+        )
+    if codec.page_sizes is not None and transfer == "mover":
+        raise UnsupportedError(
+            f"HIQCACHE_TRANSFER=mover moves rows one by one, and HIQCACHE_CODEC={codec.name} "
+            "stores whole pages. Unset HIQCACHE_TRANSFER, or set HIQCACHE_CODEC=int8."
+        )
     if transfer == "auto":
-        return "fused" if device.type == "cuda" else "torch"
+        if device.type != "cuda":
+            return "torch"
+        # dma is faster for pages of 64 of every codec (results/h200/transfers.md); it becomes their
+        # choice once servers have run it on a GPU. Whole pages go well by no other.
+        by_pages = codec.page_sizes is not None and missing_batches() is None
+        return "dma" if by_pages else "fused"
     if transfer != "torch" and device.type != "cuda":
         raise UnsupportedError(
             f"HIQCACHE_TRANSFER={transfer} needs a CUDA device; the KV cache is on {device}. Unset "

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
-from hiqcache.codecs.base import Codec
+from hiqcache.codecs.base import Codec, RowCodec
 from hiqcache.codecs.formats import blocks
-from hiqcache.record import Part, Plane, Planes, RecordLayout
+from hiqcache.record import Part, Plane, Planes, RecordLayout, RowFormat
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,34 @@ def in_blocks(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(*rows.shape[:-2], part.heads, part.width)
 
 
+class StoredRows:
+    """Records of one part in an arena, by plain indexing, and what stores them.
+
+    ``at``: pages and slots within them, or pages alone where records are of whole pages.
+    """
+
+    def __init__(
+        self, codec: RowCodec, arena: Arena, row: RowFormat, planes: Planes, heads: int, width: int
+    ) -> None:
+        self.codec = codec
+        stored = codec.stored(heads, width)
+        self._codes = arena.view(planes.codes, stored.codes_dtype, *stored.codes)
+        self._scales = arena.view(planes.scales, stored.scales_dtype, *stored.scales)
+        if row.per_page:
+            self._scales = self._scales[:, :, 0]
+
+    def write(self, layer: int, at: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+        """Store ``rows`` ``[..., heads, width]``."""
+        codes, scales = self.codec.encode(rows)
+        self._codes[:, layer][at] = codes.cpu()
+        self._scales[:, layer][at] = scales.cpu()
+
+    def read(self, layer: int, at: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """The rows, of the dtype and on the device of ``like``."""
+        codes = self._codes[:, layer][at].to(like.device)
+        return self.codec.decode(codes, self._scales[:, layer][at].to(like.device), like.dtype)
+
+
 class Transfer(ABC):
     """Moves rows between one device pool and one arena.
 
@@ -63,7 +91,10 @@ class Transfer(ABC):
     part (see as_blocks), rows contiguous, the slot axis of any stride that the transfer serves.
     Parts may be views of one buffer. Both methods enqueue all their work on the current stream
     before they return, and touch only the slots and rows that the indices name. Indices are int64
-    ``[tokens]``, on the CPU or on the device, each slot at most once.
+    ``[tokens]``, on the CPU or on the device, each slot at most once. Host indices of a codec that
+    stores whole pages name whole pages, their slots in order.
+
+    Raises ValueError where the codec does not store pages of the arena's size.
     """
 
     name: ClassVar[str]
@@ -71,6 +102,12 @@ class Transfer(ABC):
     def __init__(
         self, codec: Codec, arena: Arena, device: Sequence[Sequence[torch.Tensor]]
     ) -> None:
+        size, served = arena.layout.page_size, codec.page_sizes
+        if served is not None and size not in served:
+            raise ValueError(
+                f"codec {codec.name} stores whole pages of {', '.join(map(str, served))} tokens, "
+                f"and this arena's have {size}: use --page-size 64, or HIQCACHE_CODEC=int8."
+            )
         self.codec = codec
         self.arena = arena
         self.device = tuple(map(tuple, device))
@@ -88,6 +125,31 @@ class Transfer(ABC):
         leaves their contents, those slots and those rows alone until the last: a transfer may
         restore a layer before it is asked for.
         """
+
+    def stored_rows(self) -> list[StoredRows]:
+        """The records of each part."""
+        return [
+            StoredRows(self.codec.of(row), self.arena, row, planes, *buffers[0].shape[1:])
+            for row, planes, buffers in zip(
+                self.arena.layout.rows, self.arena.planes, self.device, strict=True
+            )
+        ]
+
+    def whole_pages(self, host_indices: torch.Tensor) -> torch.Tensor:
+        """The pages that ``host_indices``, on the CPU, name: int64 ``[tokens / page_size]``.
+
+        Raises ValueError unless they are whole pages, their slots in order.
+        """
+        size = self.arena.layout.page_size
+        if host_indices.numel() % size == 0:
+            slots = host_indices.view(-1, size)
+            pages = slots[:, 0] // size
+            if torch.equal(slots, pages[:, None] * size + torch.arange(size)):
+                return pages
+        raise ValueError(
+            f"codec {self.codec.name} stores whole pages of {size} tokens, and these are not: "
+            f"{host_indices.numel()} slots from {host_indices[:1].tolist()}."
+        )
 
     @property
     def staging_bytes(self) -> int:

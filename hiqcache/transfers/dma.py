@@ -14,11 +14,12 @@ from hiqcache.codecs.base import Codec
 from hiqcache.record import ALIGNMENT, Planes, round_up
 from hiqcache.transfers.base import Arena, Transfer
 from hiqcache.transfers.batches import Batch, by_layers, by_pages
+from hiqcache.transfers.codec_kernels import CodecKernels, check_memory
 from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
 from hiqcache.transfers.fused import FusedTransfer
+from hiqcache.transfers.kernel_choice import kernels_of
 from hiqcache.transfers.launch import DECODE, ENCODE, RING_SLOT_BYTES, RING_SLOTS, Launch
 from hiqcache.transfers.restoring import Asking
-from hiqcache.transfers.row_kernels import RowKernels, check_codec, check_memory
 
 
 class _Slot:
@@ -56,10 +57,10 @@ class DmaTransfer(Transfer):
     kernel for more than its own batch, and nothing waits on the CPU. Events order all of it with
     the stream that is current in the call.
 
-    Serves what RowKernels does, in packed arenas whose pages have CHUNK_TOKENS slots or more. Host
-    indices that are on the CPU and name whole pages, in their slots' order, go this way.
-    FusedTransfer takes the others: host slots on the device, parts of pages, and transfers of fewer
-    than ``least_bytes``, which it does in less time. Both write the same bytes.
+    Serves what RowKernels and PageKernels do, in packed arenas whose pages have CHUNK_TOKENS slots
+    or more. Host indices that are on the CPU and name whole pages, in their slots' order, go this
+    way. FusedTransfer takes the others: host slots on the device, parts of pages, and transfers of
+    fewer than ``least_bytes``, which it does in less time. Both write the same bytes.
 
     Restores are known by their tensors, and what must live or stay as it is meanwhile is the same
     as in FusedTransfer. Not thread-safe.
@@ -85,7 +86,7 @@ class DmaTransfer(Transfer):
         engine: CopyEngine | None = None,
     ) -> None:
         super().__init__(codec, arena, device)
-        check_codec(self.name, codec)
+        kernels_for = kernels_of(self.name, codec)
         check_memory(self.name, arena.buffer)
         layout = arena.layout
         if layout.format != "packed" or layout.chunk_layers != 1:
@@ -117,10 +118,10 @@ class DmaTransfer(Transfer):
         self._begun = self._engine.event()
         self._ring_bytes = memory.nbytes
         kernels = codec, self.device, planes, layout.page_size, memory[0]
-        self._encode = RowKernels(
+        self._encode = kernels_for(
             "backup", *kernels, encode or ENCODE[codec.name], transfer=self.name
         )
-        self._decode = RowKernels(
+        self._decode = kernels_for(
             "restore", *kernels, decode or DECODE[codec.name], transfer=self.name
         )
         self._in_page = numpy.arange(layout.page_size)
@@ -212,7 +213,9 @@ class DmaTransfer(Transfer):
         self._ring.rotate(-1)
         return slot
 
-    def _launch(self, kernels: RowKernels, batch: Batch, slot: _Slot, device: torch.Tensor) -> None:
+    def _launch(
+        self, kernels: CodecKernels, batch: Batch, slot: _Slot, device: torch.Tensor
+    ) -> None:
         size, tokens = self._page_size, device.numel()
         if batch.pages * size != tokens:
             device = device[batch.page * size : (batch.page + batch.pages) * size]

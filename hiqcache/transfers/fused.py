@@ -9,16 +9,17 @@ import torch
 
 from hiqcache.codecs.base import Codec
 from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.codec_kernels import check_memory
 from hiqcache.transfers.indices import IndexSender
+from hiqcache.transfers.kernel_choice import kernels_of
 from hiqcache.transfers.launch import BACKUP, LAUNCH_TOKENS, RESTORE, Launch
 from hiqcache.transfers.restoring import Restoring
-from hiqcache.transfers.row_kernels import RowKernels, check_codec, check_memory
 
 
 class FusedTransfer(Transfer):
     """Reads and writes pinned host memory from the kernels; holds no staging memory.
 
-    Serves what RowKernels does, packed or padded records in any layout. One launch for a backup,
+    Serves what RowKernels and PageKernels do, in any layout of records. One launch for a backup,
     one a layer for a long restore. The launches of a short one would take longer than its bytes, so
     a launch serves more and more layers there, some before they are asked for (LAUNCH_TOKENS).
 
@@ -49,17 +50,17 @@ class FusedTransfer(Transfer):
     ) -> None:
         super().__init__(codec, arena, device)
         layout, buffer = arena.layout, arena.buffer
-        check_codec(self.name, codec)
+        kernels_for = kernels_of(self.name, codec)
         check_memory(self.name, buffer)
         rows = codec, self.device, arena.planes, layout.page_size, buffer
-        self._encode = RowKernels(
+        self._encode = kernels_for(
             "backup",
             *rows,
             backup or BACKUP[codec.name, layout.order],
             # A page_first page is written whole before the next one is begun.
             inner=layout.order == "page_first",
         )
-        self._decode = RowKernels("restore", *rows, restore or RESTORE[codec.name])
+        self._decode = kernels_for("restore", *rows, restore or RESTORE[codec.name])
         self.indices = IndexSender(self.device[0][0].device)
         self._restoring = Restoring(self.layers)
         self._launch_tokens = launch_tokens
@@ -76,7 +77,7 @@ class FusedTransfer(Transfer):
         host = self.indices.send("backup host", host_indices)
         device = self.indices.send("backup device", device_indices)
         programs = self._encode.launch.programs
-        by_tile = min(programs, -(-tokens // self._encode.tile))
+        by_tile = min(programs, self._encode.tiles(tokens))
         grid = by_tile, min(programs // by_tile, self.layers), 1
         self._encode(grid, self.arena.buffer, host, device, 0, self.layers)
 

@@ -38,10 +38,10 @@ def quantise(values, SCALE_MIN_BITS: tl.constexpr, ROTATE: tl.constexpr):
     amax = _largest_magnitude(values)
     finite = amax < _FLOAT_INF_BITS
     amax = tl.where(finite, amax, _FLOAT_INF_BITS - 1).to(tl.float32, bitcast=True)
-    bits = _by_code_max(amax).to(tl.int32, bitcast=True)
+    bits = by_code_max(amax).to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to bf16, half to even
     bits = tl.maximum(bits, SCALE_MIN_BITS)
-    inverse = _reciprocal((bits << 16).to(tl.float32, bitcast=True))
+    inverse = reciprocal((bits << 16).to(tl.float32, bitcast=True))
     # The low byte of 1.5 * 2^23 + n is n.
     rounded = (values * inverse[:, None] + _SNAP) + _ROUND
     words = rounded.to(tl.int32, bitcast=True)
@@ -53,7 +53,14 @@ def quantise(values, SCALE_MIN_BITS: tl.constexpr, ROTATE: tl.constexpr):
 
 
 @triton.jit
-def _by_code_max(values):
+def to_bf16_bits(values):
+    """Finite fp32, rounded to bf16 half to even, as its bits in int32."""
+    bits = values.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@triton.jit
+def by_code_max(values):
     """``values`` / 127, correctly rounded where it is no less than the smallest scale.
 
     Markstein's theorem: a quotient within one unit in the last place, corrected by its remainder
@@ -74,7 +81,7 @@ def _by_code_max(values):
 
 
 @triton.jit
-def _reciprocal(values):
+def reciprocal(values):
     """1 / ``values``, correctly rounded."""
     if _INTERPRETED:
         return tl.math.div_rn(1.0, values)

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from hiqcache.codecs.base import Codec
+from hiqcache.codecs.int8 import Int8
 from hiqcache.transfers.base import Arena, Transfer
 from hiqcache.transfers.indices import IndexSender
 
@@ -119,10 +120,11 @@ class MoverTransfer(Transfer):
         layout, rows = arena.layout, self.device[0][0]
         self._device, self._dtype = rows.device, rows.dtype
         self._heads, self._dim = rows.shape[1:]
-        if codec.name != "int8":
+        if not isinstance(codec, Int8):
             raise ValueError(
                 f"transfer mover serves codec int8, not {codec.name}: use HIQCACHE_TRANSFER=fused."
             )
+        self._int8 = codec
         if layout.format != "padded":
             raise ValueError(
                 f"transfer mover copies whole records, so the arena's must be padded; they are "
@@ -188,7 +190,7 @@ class MoverTransfer(Transfer):
         with self._backup_staging.use(len(host)) as staging:
             for side, buffers in enumerate(self.device):
                 for layer, buffer in enumerate(buffers):
-                    codes, scales = self.codec.encode(buffer[device])
+                    codes, scales = self._int8.encode(buffer[device])
                     staged_codes, staged_scales = self._split(staging[side, layer])
                     staged_codes.copy_(codes)
                     staged_scales.copy_(scales)
@@ -216,7 +218,7 @@ class MoverTransfer(Transfer):
             )
             for side, buffers in enumerate(self.device):
                 codes, scales = self._split(staging[side, 0])
-                buffers[layer][device] = self.codec.decode(codes, scales, self._dtype)
+                buffers[layer][device] = self._int8.decode(codes, scales, self._dtype)
 
     def _split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes ``[tokens, heads, head_dim]`` and scales ``[tokens, heads]`` in ``records``."""

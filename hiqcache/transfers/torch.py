@@ -24,29 +24,30 @@ class TorchTransfer(Transfer):
         self, codec: Codec, arena: Arena, device: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         super().__init__(codec, arena, device)
-        self._codes, self._scales = [], []
-        for buffers, planes in zip(self.device, arena.planes, strict=True):
-            heads, width = buffers[0].shape[1:]
-            self._codes.append(arena.view(planes.codes, torch.int8, heads, width))
-            self._scales.append(arena.view(planes.scales, torch.bfloat16, heads))
+        self._rows = self.stored_rows()
 
     def backup(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        pages, slots = self._split(host_indices)
-        for part, buffers in enumerate(self.device):
+        at = self._at(host_indices)
+        for part, buffers in zip(self._rows, self.device, strict=True):
             for layer, buffer in enumerate(buffers):
-                codes, scales = self.codec.encode(buffer[device_indices.to(buffer.device)])
-                self._codes[part][:, layer][pages, slots] = codes.cpu()
-                self._scales[part][:, layer][pages, slots] = scales.cpu()
+                rows = buffer[device_indices.to(buffer.device)]
+                part.write(layer, at, self._in_pages(rows))
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
-        pages, slots = self._split(host_indices)
-        for part, buffers in enumerate(self.device):
+        at = self._at(host_indices)
+        for part, buffers in zip(self._rows, self.device, strict=True):
             buffer = buffers[layer]
-            codes = self._codes[part][:, layer][pages, slots].to(buffer.device)
-            scales = self._scales[part][:, layer][pages, slots].to(buffer.device)
-            rows = self.codec.decode(codes, scales, buffer.dtype)
-            buffer[device_indices.to(buffer.device)] = rows
+            rows = part.read(layer, at, buffer)
+            buffer[device_indices.to(buffer.device)] = rows.view(-1, *buffer.shape[1:])
 
-    def _split(self, host_indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        indices, size = host_indices.cpu(), self.arena.layout.page_size
-        return indices // size, indices % size
+    def _in_pages(self, rows: torch.Tensor) -> torch.Tensor:
+        layout = self.arena.layout
+        return rows.view(-1, layout.page_size, *rows.shape[1:]) if layout.whole_pages else rows
+
+    def _at(self, host_indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pages and slots within them; of records of whole pages, the pages."""
+        indices, layout = host_indices.cpu(), self.arena.layout
+        pages, slots = indices // layout.page_size, indices % layout.page_size
+        if not layout.whole_pages:
+            return pages, slots
+        return (self.whole_pages(indices),)

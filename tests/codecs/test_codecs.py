@@ -1,4 +1,4 @@
-"""Error bounds, zeros, non-finite inputs and drift of every codec, on every device."""
+"""Error bounds, zeros, non-finite inputs and drift of codecs of single tokens, on every device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiqcache.codecs import CODEC_NAMES, get_codec
+from hiqcache.codecs import TOKEN_CODECS, get_codec
 from hiqcache.codecs.base import DTYPES
 from hiqcache.codecs.int8_rot import signs
 from hiqcache.record import kv_parts
@@ -47,7 +47,7 @@ def rows(draw: st.DrawFn, codec: str, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_bound_holds_for_every_finite_row(
@@ -67,7 +67,7 @@ def test_bound_holds_for_every_finite_row(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 def test_the_bound_is_no_wider_than_what_it_must_hold(name: str, dtype: torch.dtype) -> None:
     """An error of a whole code step is seen: the bound would catch a wrong code."""
     codec = get_codec(name)
@@ -80,7 +80,7 @@ def test_the_bound_is_no_wider_than_what_it_must_hold(name: str, dtype: torch.dt
 
 @pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e-4, 3e-5, 1e-5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 def test_heads_of_small_magnitude_lose_no_more_than_others(
     name: str, dtype: torch.dtype, magnitude: float
 ) -> None:
@@ -93,7 +93,7 @@ def test_heads_of_small_magnitude_lose_no_more_than_others(
     assert error < (0.011 if (dtype, magnitude) == (torch.float16, 1e-5) else 0.008)
 
 
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 def test_the_bound_sees_a_head_that_was_cut_to_zeros(name: str) -> None:
     """It is made of the rows, not of the scale that cut them."""
     codec = get_codec(name)
@@ -106,7 +106,7 @@ def test_the_bound_sees_a_head_that_was_cut_to_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 def test_zeros_restore_as_exact_zeros(name: str, dtype: torch.dtype, device: torch.device) -> None:
     codec = get_codec(name)
     zeros = torch.zeros(2, 3, 64, dtype=dtype, device=device)
@@ -117,7 +117,7 @@ def test_zeros_restore_as_exact_zeros(name: str, dtype: torch.dtype, device: tor
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", TOKEN_CODECS)
 def test_a_non_finite_head_restores_as_nan_and_touches_no_neighbour(
     name: str, dtype: torch.dtype, poison: float, device: torch.device
 ) -> None:

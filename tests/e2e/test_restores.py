@@ -37,6 +37,7 @@ CONFIGURATIONS = [
     ("int8-rot", "16", "write_back"),
     ("int8", "16", "write_through_selective"),
     ("bf16", "16", "write_back"),
+    ("int4", "32", "write_through"),
 ]
 
 

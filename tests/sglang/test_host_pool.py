@@ -9,7 +9,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
-from hiqcache.codecs import CODEC_NAMES, get_codec
+from hiqcache.codecs import TOKEN_CODECS, get_codec
+from hiqcache.compatibility import UnsupportedError
+from hiqcache.record import kv_parts
 from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
 from tests.sglang.builders import DIM, HEADS, LAYERS, buffer_info, host_pool
 
@@ -49,7 +51,7 @@ def test_a_capacity_that_sglang_fixes_is_kept() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
-@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("codec", TOKEN_CODECS)
 def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
     codec: str, layout: str, page_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,37 @@ def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
             assert torch.equal(now[untouched], then[untouched])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_whole_pages_come_back_as_int4_leaves_them(
+    layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIQCACHE_CODEC", "int4")
+    info = buffer_info(96, dtype=dtype, page_size=32)
+    pool = host_pool(info, layout=layout, page_size=32, tokens=96)
+    source, target = torch.arange(64), torch.arange(95, 31, -1)
+    rows = [buffer[source].clone() for side in (info.buffers.k, info.buffers.v) for buffer in side]
+    slots = pool.alloc(64).view(2, 32).flip(0).flatten()
+    pool.backup_from_device_all_layer(None, slots, source, "kernel")
+    for layer in range(LAYERS):
+        pool.load_to_device_per_layer(None, slots, target, layer, "kernel")
+    buffers = [buffer for side in (info.buffers.k, info.buffers.v) for buffer in side]
+    stores = get_codec("int4").stores(kv_parts(HEADS, DIM))
+    for number, (buffer, then) in enumerate(zip(buffers, rows, strict=True)):
+        codec = stores[number // LAYERS]
+        want = codec.decode(*codec.encode(then.view(2, 32, HEADS, DIM)), dtype)
+        assert torch.equal(buffer[target], want.view(64, HEADS, DIM))
+
+
+def test_int4_says_which_pages_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIQCACHE_CODEC", "int4")
+    with pytest.raises(UnsupportedError, match=r"32, 64, 128 tokens.*have 16.*--page-size 64"):
+        host_pool(buffer_info(page_size=16), page_size=16)
+    pool = host_pool(buffer_info(96, page_size=32), page_size=32, tokens=96)
+    with pytest.raises(ValueError, match="whole pages of 32 tokens, and these are not: 31 slots"):
+        pool.backup_from_device_all_layer(None, pool.alloc(32)[:31], torch.arange(31), "kernel")
+
+
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_k_and_v_of_different_widths(layout: str) -> None:
     info = buffer_info(64, v_head_dim=128)
@@ -117,7 +150,7 @@ def test_no_tokens_is_no_work() -> None:
     pool.load_to_device_per_layer(None, none, none, 0, "kernel")
 
 
-@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("codec", TOKEN_CODECS)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_thousands_of_backups_frees_and_restores_never_mix_prefixes(
     codec: str, page_size: int, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.device_pool_info import MLASplitBuffers
 from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation
 from sglang.srt.runtime_context import get_parallel
 
-from hiqcache.codecs import CODEC_NAMES, get_codec
+from hiqcache.codecs import TOKEN_CODECS, get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang.copying_pool import MLATokenToKVPoolHostCopy
 from hiqcache.sglang.host_pool import MLATokenToKVPoolHostINT8
@@ -60,7 +60,7 @@ def test_the_bytes_per_token_are_the_arenas(layout: str, page_size: int) -> None
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("codec", TOKEN_CODECS)
 def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
     codec: str, layout: str, page_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

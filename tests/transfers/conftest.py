@@ -13,7 +13,7 @@ if not GPU:
     # Triton looks when a kernel is defined; another test may have imported the kernels before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("kernel_codec", "kernels", "checksum_kernel"):
+        for name in ("kernel_codec", "kernels", "page_kernel_code", "checksum_kernel"):
             importlib.reload(importlib.import_module(f"hiqcache.transfers.{name}"))
 
 

@@ -41,8 +41,8 @@ class Shape:
 
     @property
     def parts(self) -> tuple[Part, Part]:
-        first = Part("first", self.heads, self.dim)
-        return first, Part("second", self.heads_1 or self.heads, self.dim_1 or self.dim)
+        first = Part("k", self.heads, self.dim)
+        return first, Part("v", self.heads_1 or self.heads, self.dim_1 or self.dim)
 
     @property
     def layout(self) -> RecordLayout:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hiqcache.codecs import CODEC_NAMES
 from hiqcache.transfers.copy_engine import CopyEngine, Way
 from hiqcache.transfers.dma import DmaTransfer
 from tests.transfers.pools import Pool, Shape, fused, same
@@ -76,8 +77,13 @@ SHAPES = {
     "fp16, odd heads": BASE.but(heads=3, dtype=torch.float16),
     "pages of 64": BASE.but(page_size=64, host_slots=256, device_slots=256),
     "strided rows": BASE.but(row_stride=2),
+    "int4": BASE.but(codec="int4", page_size=32, host_slots=256, device_slots=256),
+    "int4, pages of 64, fp16, layer first": BASE.but(
+        codec="int4", page_size=64, heads=1, heads_1=3, dim=128, dim_1=32, dtype=torch.float16,
+        order="layer_first", row_stride=2, host_slots=256, device_slots=256,
+    ),
     "latent and rope": BASE.but(heads=4, dim=128, heads_1=1, dim_1=64, joint=True),
-}
+}  # fmt: skip
 #: Room for everything; for two layers of a page; for less than a layer of all pages.
 ROOMS = {"all": 1 << 22, "little": 40_000, "least": 9_000}
 
@@ -89,7 +95,7 @@ def test_it_stores_and_restores_what_the_reference_does_and_nothing_else(
 ) -> None:
     pool = Pool(shape, device).fill(7)
     reference, expected = pool.reference()
-    host, rows = page_indices(pool, 3 if shape.page_size == 64 else 7)
+    host, rows = page_indices(pool, 3 if shape.page_size > 16 else 7)
     transfer = dma(pool, slot_bytes=room)
     transfer.backup(host, rows)
     reference.backup(host, rows.cpu())
@@ -114,14 +120,14 @@ def test_each_transfer_restores_what_the_other_stored(data: st.DataObject) -> No
     draw = data.draw
     pages = draw(st.integers(1, 4))
     shape = Shape(
-        codec=draw(st.sampled_from(["int8", "int8-rot"])),
+        codec=(codec := draw(st.sampled_from(CODEC_NAMES))),
         layers=draw(st.integers(1, 4)),
         heads=draw(st.integers(1, 3)),
-        dim=draw(st.sampled_from([16, 64, 128])),
+        dim=draw(st.sampled_from(dims := [32, 64, 128] if codec == "int4" else [16, 64, 128])),
         heads_1=draw(st.integers(1, 3)),
-        dim_1=draw(st.sampled_from([16, 64, 128])),
+        dim_1=draw(st.sampled_from(dims)),
         dtype=draw(st.sampled_from([torch.bfloat16, torch.float16])),
-        page_size=(size := draw(st.sampled_from([16, 24, 32]))),
+        page_size=(size := draw(st.sampled_from([32] if codec == "int4" else [16, 24, 32]))),
         order=draw(st.sampled_from(["page_first", "layer_first"])),
         host_slots=size * (pages + 2),
         device_slots=size * (pages + 1),

@@ -11,9 +11,9 @@ from hiqcache.codecs import get_codec
 from hiqcache.codecs.int8_rot import Int8Rot
 from hiqcache.record import RecordLayout, RowFormat
 from hiqcache.transfers.base import Arena
+from hiqcache.transfers.codec_kernels import check_gpu
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.launch import Launch
-from hiqcache.transfers.row_kernels import check_gpu
 from tests.transfers.pools import POISON, Pool, Shape, fused, same
 
 # The interpreter's numpy warns where a GPU computes on: infinities are among the inputs.

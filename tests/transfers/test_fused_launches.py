@@ -177,7 +177,7 @@ def test_a_launch_has_the_stages_that_the_gpu_has_room_for(
         return kernel
 
     pool, launch = Pool(BASE, device), Launch(1024, 1, 4, stages=6)
-    monkeypatch.setattr("hiqcache.transfers.row_kernels._compile", compiled)
+    monkeypatch.setattr("hiqcache.transfers.codec_kernels._compile", compiled)
     transfer = fused(pool, restore=launch)
     assert tried == [6, 5, 4, 3]
     assert transfer.launches["restore"] == Launch(1024, 1, 4, stages=3)

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from bench.lab.arms import arm_named
 from bench.soak.pool import PoolSoak, Shape
 from bench.soak.rows import Judge, Rows
-from hiqcache.codecs import CODEC_NAMES
+from hiqcache.codecs import TOKEN_CODECS
 
 SHAPE = Shape(device_tokens=2048, host_tokens=4096, short_pages=2, long_pages=8)
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def soak(arm: str, checksum: bool = True, shape: Shape = SHAPE) -> PoolSoak:
     return PoolSoak(arm_named(arm), shape, CPU, seed=1, checksum=checksum)
 
 
-@pytest.mark.parametrize("arm", ["bf16", *CODEC_NAMES])
+@pytest.mark.parametrize("arm", ["bf16", *TOKEN_CODECS])
 def test_every_restore_is_right(arm: str) -> None:
     under = soak(arm)
     under.run(300)
@@ -66,7 +66,7 @@ def test_other_pages(page_size: int, layout: str) -> None:
     assert under.faults == []
 
 
-@pytest.mark.parametrize("arm", ["bf16", *CODEC_NAMES])
+@pytest.mark.parametrize("arm", ["bf16", *TOKEN_CODECS])
 def test_a_corrupted_record_is_found_without_sums(arm: str) -> None:
     under = soak(arm, checksum=False)
     under.run(100)
@@ -140,7 +140,7 @@ def test_rows_follow_from_their_numbers_and_differ() -> None:
     assert first.isfinite().all()
 
 
-@pytest.mark.parametrize("codec", ["bf16", *CODEC_NAMES])
+@pytest.mark.parametrize("codec", ["bf16", *TOKEN_CODECS])
 def test_another_tokens_rows_are_wrong(codec: str) -> None:
     judge, rows = Judge(codec), Rows(1, 2, 64, CPU)
     values = rows.of(torch.arange(1, 65))

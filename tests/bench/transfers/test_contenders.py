@@ -10,6 +10,7 @@ import torch
 
 from bench.transfers.contenders import HOSTS, LAYERS, OURS, Contender
 from bench.transfers.indices import Indices
+from hiqcache.codecs import CODEC_NAMES
 from hiqcache.record import format_of
 
 
@@ -54,7 +55,8 @@ def test_host_slots_come_on_the_cpu_where_a_server_gives_them_there(
 
 
 def test_contenders_of_one_codec_and_format_share_host_memory() -> None:
-    assert set(HOSTS) == {("int8", "padded"), ("int8", "packed"), ("int8-rot", "packed")}
+    packed = {(codec, "packed") for codec in CODEC_NAMES}
+    assert set(HOSTS) == {("int8", "padded"), *packed}
     assert {(codec, format_of(transfer)) for codec, transfer in OURS} == set(HOSTS)
 
 
