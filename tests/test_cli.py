@@ -115,7 +115,11 @@ def test_plan_says_the_factor_of_latent_rows_and_that_the_mover_does_not_move_th
 ) -> None:
     assert main(["plan", "--model", str(write(tmp_path, DEEPSEEK_V3)), "--host-gb", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.endswith("1.966x") for line in lines if " fused " in line)
+    assert all(
+        line.endswith("1.966x") for line in lines if line.startswith("int8") and " fused " in line
+    )
+    (four,) = [line for line in lines if line.startswith("int4")]
+    assert "not served: codec int4 stores K and V each in its own way" in four
     (mover,) = [line for line in lines if " mover " in line]
     assert "not served: transfer mover copies records of one size" in mover
 
