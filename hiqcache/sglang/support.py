@@ -227,8 +227,8 @@ def require_transfer(transfer: str, device: torch.device, codec: Codec, page_siz
     if transfer == "auto":
         if device.type != "cuda":
             return "torch"
-        # dma is faster for pages of 64 of every codec (results/h200/transfers.md); it becomes their
-        # choice once servers have run it on a GPU. Whole pages go well by no other.
+        # On a GPU, dma has run in benchmarks alone (results/h200): fused serves until servers have
+        # run it. Records of whole pages are tiled for the copy engine.
         by_pages = codec.page_sizes is not None and missing_batches() is None
         return "dma" if by_pages else "fused"
     if transfer != "torch" and device.type != "cuda":

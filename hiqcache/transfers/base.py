@@ -151,6 +151,15 @@ class Transfer(ABC):
             f"{host_indices.numel()} slots from {host_indices[:1].tolist()}."
         )
 
+    def require_whole_pages(self, host_indices: torch.Tensor) -> None:
+        """Refuse what is no whole pages where records are: kernels look at first slots alone.
+
+        On a GPU only their number is looked at: reading them would wait. Raises ValueError.
+        """
+        layout = self.arena.layout
+        if layout.whole_pages and (host_indices.is_cpu or host_indices.numel() % layout.page_size):
+            self.whole_pages(host_indices.cpu())
+
     @property
     def staging_bytes(self) -> int:
         """Device memory that the transfer holds for itself."""

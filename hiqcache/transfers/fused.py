@@ -74,6 +74,7 @@ class FusedTransfer(Transfer):
         tokens = host_indices.numel()
         if tokens == 0:
             return
+        self.require_whole_pages(host_indices)
         host = self.indices.send("backup host", host_indices)
         device = self.indices.send("backup device", device_indices)
         programs = self._encode.launch.programs
@@ -95,6 +96,7 @@ class FusedTransfer(Transfer):
         if step is None:
             return
         try:
+            self.require_whole_pages(host_indices)
             host = self.indices.send("restore host", host_indices)
             device = self.indices.send("restore device", device_indices)
             grid = self._decode.grid(tokens, step.layers)

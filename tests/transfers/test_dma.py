@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiqcache.codecs import CODEC_NAMES
+from hiqcache.transfers.base import Transfer
 from hiqcache.transfers.copy_engine import CopyEngine, Way
 from hiqcache.transfers.dma import DmaTransfer
 from tests.transfers.pools import Pool, Shape, fused, same
@@ -230,6 +231,22 @@ def test_what_names_no_whole_pages_on_the_cpu_goes_by_kernels(device: torch.devi
         expected.restore_all(reference, slots, targets.cpu())
         synchronize()
         assert same(pool.rows(), expected.rows())
+
+
+@pytest.mark.parametrize("build", [fused, dma])
+def test_what_is_no_whole_page_is_refused_where_records_are(
+    build: Callable[[Pool], Transfer], device: torch.device
+) -> None:
+    """Kernels look at the first slot of a page alone: the others' rows would go astray."""
+    pool = Pool(SHAPES["int4"], device).fill()
+    transfer, before = build(pool), pool.arena.buffer.clone()
+    host, rows = page_indices(pool, 2)
+    for wrong in (host[:-1], host.flip(0), host[1:33]):
+        with pytest.raises(ValueError, match="whole pages of 32 tokens, and these are not"):
+            transfer.backup(wrong, rows[: len(wrong)])
+        with pytest.raises(ValueError, match="whole pages of 32 tokens, and these are not"):
+            transfer.restore(0, wrong, rows[: len(wrong)])
+    assert torch.equal(pool.arena.buffer, before)
 
 
 def test_transfers_of_no_token(device: torch.device) -> None:
