@@ -13,7 +13,13 @@ if not GPU:
     # Triton looks when a kernel is defined; another test may have imported the kernels before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("kernel_codec", "kernels", "page_kernel_code", "checksum_kernel"):
+        for name in (
+            "kernel_codec",
+            "kernels",
+            "page_tiles",
+            "page_kernel_code",
+            "checksum_kernel",
+        ):
             importlib.reload(importlib.import_module(f"hiqcache.transfers.{name}"))
 
 
