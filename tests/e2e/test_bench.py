@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.lab import environment
 from bench.lab.arms import arms_named
 from bench.lab.servers import serving
+from bench.lab.shards import Shards
 from bench.tiers.measure import Bench, missing, run_all
 from bench.tiers.plan import CPU, experiment
 from bench.tiers.progress import Progress
@@ -49,3 +50,25 @@ def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
         for run in (stock, quantised)
     ]
     assert hits[0] < hits[1] == point.requests * point.prefix
+
+
+def test_on_the_same_disk_int8_keeps_prefixes_that_bf16_has_lost(
+    model: Path, tmp_path: Path
+) -> None:
+    small = replace(CPU, l1_tokens=512, shards=Shards(64), concurrency=1, output=1)
+    geometry = read_model(model).geometry
+    bench = Bench(model, geometry, small, True, (), tmp_path)
+    plan = experiment("l3", tuple(arms_named("bf16,int8")), small, geometry, repeats=1)
+    setup = {"model": model.name, "environment": environment.describe()}
+    log = RunLog(tmp_path / "runs.jsonl", setup)
+    servers = [bench.server(plan, arm) for arm in plan.arms]
+    with serving(*servers, timeout=300):
+        urls = {server.name: server.url for server in servers}
+        asyncio.run(
+            run_all(bench, plan, urls, missing(plan, log), log, Progress(60.0, deadline=None))
+        )
+    stock, quantised = log.runs
+    # Capacities, pages on disk and bytes per token are those of each layout.
+    assert (stock["invalid"], quantised["invalid"]) == ([], [])
+    fetched = [sum(request["storage"] for request in run["requests"]) for run in (stock, quantised)]
+    assert 0 < fetched[0] < fetched[1]
