@@ -12,14 +12,14 @@ GRAFANA_VENV := .cache/grafana
 DEFAULT_SGLANG := $(patsubst sglang==%,%,$(filter sglang==%,$(file <requirements/cpu-nodeps.in)))
 OVERLAY := $(if $(filter-out $(DEFAULT_SGLANG),$(SGLANG)),.cache/sglang-$(SGLANG))
 RUN := $(or $(OVERLAY),$(VENV))/bin/python
-# What is run on every served release.
+# What is run on every served release; docs/compatibility.md says what passed.
 RELEASE_TESTS := tests/sglang/test_contract.py tests/sglang/test_adapters.py \
   tests/sglang/test_assembly.py tests/e2e/test_restores.py
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
 .PHONY: help env demo demo-results test lint quality bench up down logs images dashboards \
-  dashboards-preview monitoring-test storage-test compose-test wheel contract clean
+  dashboards-preview monitoring-test storage-test compose-test wheel contract releases release clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -48,6 +48,15 @@ demo-results: env ## Renew the demo's figures that the documentation quotes (res
 
 test: env $(or $(OVERLAY),$(GRAFANA_VENV)/.complete) ## Every test that needs no GPU, no Docker and no Prometheus (SGLANG=x.y.z: what is run on every served release)
 	$(RUN) -m pytest $(if $(SGLANG),$(RELEASE_TESTS),-m "not docker and not monitoring and not storage")
+
+releases: env ## Renew what docs/compatibility.md says of other releases of SGLang (results/releases)
+	@for release in $$($(BIN)/python -c 'from hiqcache.sglang.adapters import SERVED; print(*SERVED[1:])'); do \
+	  $(MAKE) --no-print-directory release SGLANG=$$release || exit 1; done
+	$(BIN)/python -m docs.compatibility
+
+release: env $(OVERLAY)
+	$(RUN) -m pytest --junitxml .cache/release-$(SGLANG).xml $(RELEASE_TESTS)
+	$(RUN) -m docs.releases .cache/release-$(SGLANG).xml
 
 .cache/sglang-%: requirements/sglang-%.lock | env
 	rm -rf $@

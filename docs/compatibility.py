@@ -10,8 +10,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from docs.releases import Count, Release, read_all
 from hiqcache.compatibility import FAMILIES, FEATURES, Entry, Evidence, Family
 from hiqcache.plan import PAGE_SIZE, factor_of
+from hiqcache.sglang import SUPPORTED_SGLANG
+from hiqcache.sglang.adapters import ADAPTERS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs" / "compatibility.md"
@@ -32,6 +35,16 @@ what could be had. "Tested" is what there is.
 ## Models
 """
 
+_CONTRACT = "tests/sglang/test_contract.py"
+
+_RELEASES = f"""## Other releases of SGLang
+
+What stands above is for SGLang {SUPPORTED_SGLANG}. This is what came of the same tests on the other
+releases that are served, as far as they run there: on CPUs, where no GPU has run them yet. `make
+releases` renews it (results/releases). Any other release is refused by what it lacks, which `make
+contract SGLANG=x.y.z` says beforehand.
+"""
+
 
 def render() -> str:
     """The document's text."""
@@ -43,7 +56,38 @@ def render() -> str:
         ("Feature", "Served", "Tested"),
         *((entry.name, _served(entry), _tested(entry.tested)) for entry in FEATURES.values()),
     ]
-    return "\n".join([_HEAD, *_table(families), "", "## Features", "", *_table(features), ""])
+    return "\n".join(
+        [
+            *(_HEAD, *_table(families), "", "## Features", "", *_table(features), ""),
+            *(_RELEASES, *_table(_releases(read_all())), ""),
+        ]
+    )
+
+
+def _releases(releases: Sequence[Release]) -> list[tuple[str, ...]]:
+    """Lines for what was tried on any of them, by the tests that the entries name."""
+    rows = [("", *(f"SGLang {release.sglang}" for release in releases))]
+    lines = [("What HiQCache needs of SGLang, by its source", {_CONTRACT})]
+    for entry in (*FAMILIES.values(), *FEATURES.values()):
+        lines.append((entry.name, {proof.where for proof in entry.tested}))
+    latent = {family.name for family in FAMILIES.values() if "MLATokenToKVPoolHost" in family.pools}
+    for name, tests in lines:
+        cells = [
+            "refused: see below"
+            if name in latent and not ADAPTERS[release.sglang].LATENT
+            else _cell([release.of(test) for test in tests])
+            for release in releases
+        ]
+        if any(cells):
+            rows.append((name, *(cell or "not tried" for cell in cells)))
+    return rows
+
+
+def _cell(counts: Sequence[Count]) -> str:
+    passed, failed = sum(c.passed for c in counts), sum(c.failed for c in counts)
+    if failed:
+        return f"**{failed} of {passed + failed} cases fail**"
+    return f"passes ({passed} cases)" if passed else ""
 
 
 def _family(family: Family) -> tuple[str, ...]:

@@ -309,6 +309,12 @@ FEATURES: Mapping[str, Entry] = _by_key(
         way_out="Install sglang==0.5.23",
         tested=(
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_latent_rows_of_older_releases"),
+            Evidence(
+                "unit",
+                "refused by SGLang 0.5.22's own assembly",
+                "CPU",
+                _ASSEMBLY + "test_latent_rows_are_refused_where_sglang_does_not_describe_them",
+            ),
         ),
     ),
     Entry(
