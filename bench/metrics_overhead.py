@@ -60,7 +60,7 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
 
     from bench.lab import environment
     from hiqcache.metrics import PoolLabels
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+    from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
     from hiqcache.sglang.observed import observed
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -71,8 +71,8 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
         pools = {
             name: host_pool(info, cls, 2 * tokens)
             for name, cls in (
-                ("plain", MHATokenToKVPoolHostINT8),
-                ("observed", observed(MHATokenToKVPoolHostINT8)),
+                ("plain", QuantisedMHATokenToKVPoolHost),
+                ("observed", observed(QuantisedMHATokenToKVPoolHost)),
             )
         }
     generator = torch.Generator().manual_seed(0)

@@ -111,10 +111,10 @@ def build(arm: Arm, shape: Shape, checksum: bool, k: list[Any], v: list[Any]) ->
     """The arm's host pool over the device rows ``k`` and ``v``. Raises UnsupportedError."""
     from bench.transfers.stock import describe_rows, stock_pool
     from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+    from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 
     cuda = k[0].is_cuda
-    chosen: Callable[..., Any] = MHATokenToKVPoolHostINT8
+    chosen: Callable[..., Any] = QuantisedMHATokenToKVPoolHost
     if not arm.quantises:
         chosen = stock_pool if cuda else MHATokenToKVPoolHostCopy
     with settings(arm, checksum):

@@ -230,10 +230,13 @@ def _is_quantised(pool: Any) -> bool:
 def _quantised_pool(stock: type) -> type:
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
-    from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8, MLATokenToKVPoolHostINT8
+    from hiqcache.sglang.host_pool import (
+        QuantisedMHATokenToKVPoolHost,
+        QuantisedMLATokenToKVPoolHost,
+    )
 
     latent = issubclass(stock, MLATokenToKVPoolHost)
-    return MLATokenToKVPoolHostINT8 if latent else MHATokenToKVPoolHostINT8
+    return QuantisedMLATokenToKVPoolHost if latent else QuantisedMHATokenToKVPoolHost
 
 
 def _copying_pool(stock: type) -> type:

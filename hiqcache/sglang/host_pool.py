@@ -200,7 +200,7 @@ class QuantisedPool(StoredPages, HostKVCache):
         )
 
 
-class MHATokenToKVPoolHostINT8(QuantisedPool, MHATokenToKVPoolHost):
+class QuantisedMHATokenToKVPoolHost(QuantisedPool, MHATokenToKVPoolHost):
     """K and V of plain attention."""
 
     def _initialize_transfer_views(
@@ -227,7 +227,7 @@ class MHATokenToKVPoolHostINT8(QuantisedPool, MHATokenToKVPoolHost):
         raise self._no_plain_rows()
 
 
-class MLATokenToKVPoolHostINT8(QuantisedPool, MLATokenToKVPoolHost):
+class QuantisedMLATokenToKVPoolHost(QuantisedPool, MLATokenToKVPoolHost):
     """Latent rows of MLA: the latent and the rope, which lie side by side, quantised apart."""
 
     page_spans = 1

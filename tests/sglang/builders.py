@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.device_pool_info import (
     MLABufferInfo,
 )
 
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 
 LAYERS, HEADS, DIM = 3, 3, 64
 LATENT, ROPE = 512, 64
@@ -78,12 +78,12 @@ def host_pool(
     page_size: int = 1,
     layout: str = "page_first",
     tokens: int = 64,
-    cls: type = MHATokenToKVPoolHostINT8,
+    cls: type = QuantisedMHATokenToKVPoolHost,
     layers: int = LAYERS,
     **kwargs: object,
-) -> MHATokenToKVPoolHostINT8:
+) -> QuantisedMHATokenToKVPoolHost:
     """A host pool for ``info``, built the way SGLang's assembler builds one."""
-    pool: MHATokenToKVPoolHostINT8 = cls(
+    pool: QuantisedMHATokenToKVPoolHost = cls(
         info,
         ratio,
         size_gb,

@@ -49,8 +49,8 @@ FAMILY = {
 
 #: Bytes of a layer's row, SGLang's and int8's.
 QUANTISED = {
-    "MHATokenToKVPoolHostCopy": "MHATokenToKVPoolHostINT8",
-    "MLATokenToKVPoolHostCopy": "MLATokenToKVPoolHostINT8",
+    "MHATokenToKVPoolHostCopy": "QuantisedMHATokenToKVPoolHost",
+    "MLATokenToKVPoolHostCopy": "QuantisedMLATokenToKVPoolHost",
 }
 ROW = {latent: (1152, 586), indexed: (1152, 586)}
 HEADS_ROW = 2 * 256, 2 * 132
@@ -180,7 +180,7 @@ BOTH = {
 @pytest.mark.parametrize("flags", [DECODE, BOTH], ids=["retraction", "both"])
 def test_retracted_requests_are_quantised_where_the_operator_asks(flags: dict[str, Any]) -> None:
     found = apart(assembled, plain, flags=flags, environment={"HIQCACHE_RETRACTION": "quantised"})
-    assert found.pools["kv"].kind == "MHATokenToKVPoolHostINT8"
+    assert found.pools["kv"].kind == "QuantisedMHATokenToKVPoolHost"
 
 
 def test_a_pool_of_both_purposes_is_refused() -> None:

@@ -13,14 +13,14 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from bench.metrics_overhead import LAYERS, device_rows, host_pool
 from hiqcache.metrics import HostTierMetrics, PoolLabels
 from hiqcache.sglang import observed as module
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 
 pytestmark = pytest.mark.gpu
 
 TOKENS = 256
 
 
-@pytest.fixture(params=[MHATokenToKVPoolHostINT8, MHATokenToKVPoolHost], ids=["int8", "stock"])
+@pytest.fixture(params=[QuantisedMHATokenToKVPoolHost, MHATokenToKVPoolHost], ids=["int8", "stock"])
 def pool(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Any, CollectorRegistry]]:

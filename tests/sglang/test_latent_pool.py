@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from hiqcache.codecs import TOKEN_CODECS, get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang.copying_pool import MLATokenToKVPoolHostCopy
-from hiqcache.sglang.host_pool import MLATokenToKVPoolHostINT8
+from hiqcache.sglang.host_pool import QuantisedMLATokenToKVPoolHost
 from hiqcache.transfers.base import in_blocks
 from tests.sglang.builders import LATENT, LAYERS, ROPE, host_pool, latent_info
 
@@ -27,7 +27,7 @@ def _codec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIQCACHE_CODEC", "int8")
 
 
-def latent_pool(info: Any, cls: type = MLATokenToKVPoolHostINT8, **kwargs: Any) -> Any:
+def latent_pool(info: Any, cls: type = QuantisedMLATokenToKVPoolHost, **kwargs: Any) -> Any:
     return host_pool(info, cls=cls, target_layer_num=LAYERS, **kwargs)
 
 

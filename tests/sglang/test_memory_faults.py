@@ -13,10 +13,10 @@ from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 
 from hiqcache.sglang import host_pool as module
 from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
-from hiqcache.sglang.host_pool import MHATokenToKVPoolHostINT8
+from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 from tests.sglang.builders import buffer_info, host_pool
 
-POOLS = [MHATokenToKVPoolHostINT8, MHATokenToKVPoolHostCopy]
+POOLS = [QuantisedMHATokenToKVPoolHost, MHATokenToKVPoolHostCopy]
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from hiqcache.sglang.copying_pool import (
     MLATokenToKVPoolHostCopy,
 )
 from hiqcache.sglang.host_pool import (
-    MHATokenToKVPoolHostINT8,
-    MLATokenToKVPoolHostINT8,
+    QuantisedMHATokenToKVPoolHost,
+    QuantisedMLATokenToKVPoolHost,
     QuantisedPool,
 )
 from hiqcache.sglang.observed import mark_eviction, observed
@@ -29,9 +29,9 @@ from tests.sglang.builders import LAYERS, buffer_info, host_pool, latent_info
 
 #: Kinds of row that a sample compares: K and V, latent and rope, or latent rows whole.
 KINDS = {
-    MHATokenToKVPoolHostINT8: 2,
+    QuantisedMHATokenToKVPoolHost: 2,
     MHATokenToKVPoolHostCopy: 2,
-    MLATokenToKVPoolHostINT8: 2,
+    QuantisedMLATokenToKVPoolHost: 2,
     MLATokenToKVPoolHostCopy: 1,
 }
 POOLS = list(KINDS)
@@ -270,13 +270,13 @@ def test_staging_that_sglang_set_aside_is_counted(monkeypatch: pytest.MonkeyPatc
     assert module.staging_bytes(host_pool(buffer_info())) == 0
 
 
-@pytest.mark.parametrize("watched", [MHATokenToKVPoolHostINT8], indirect=True)
+@pytest.mark.parametrize("watched", [QuantisedMHATokenToKVPoolHost], indirect=True)
 def test_a_record_that_changed_is_counted(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the checksum mode."""
     monkeypatch.setenv("HIQCACHE_CHECKSUM", "1")
-    watched.pool = host_pool(buffer_info(), cls=observed(MHATokenToKVPoolHostINT8))
+    watched.pool = host_pool(buffer_info(), cls=observed(QuantisedMHATokenToKVPoolHost))
     slots = watched.backup(10)
     watched.restore(slots)
     assert watched.value("checksum_records_total") == 10 * LAYERS
