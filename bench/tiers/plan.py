@@ -31,6 +31,10 @@ SWEEP_LENGTHS_AT = 1.5
 L3_L2_RATIO = 1.25
 L3_DISK_OVER_L2 = 4
 
+#: The working set of l3 over what BF16's disk holds: all that int8's holds, and hardly more. So both
+#: disks are full in the end, and what lies on them can be counted.
+L3_OVERSUBSCRIPTION = 2.0
+
 #: A guess for one arm's warm-up: a dozen prompts and the compilation of kernels.
 WARM_UP_S = 12.0
 
@@ -260,11 +264,11 @@ def experiment(
         caches.
     sweep: the same bytes; working sets from what fits everywhere to what fits nowhere, then prefix
         lengths, after every prefix was computed once.
-    l3: the same bytes of a disk behind the same bytes of L2; a working set between what BF16's disk
-        holds and int8's, far beyond either L2.
+    l3: the same bytes of a disk behind the same bytes of L2; a working set of twice what BF16's disk
+        holds, hardly more than int8's, and far beyond either L2.
     Raises ValueError for an unknown name, and for pages too small for l3.
     """
-    disk = None
+    disk, oversubscription = None, OVERSUBSCRIPTION
     if name == "l3":
         if scale.page_size < PAGE_TOKENS_AT_LEAST:
             raise ValueError(
@@ -276,8 +280,9 @@ def experiment(
         disk = Disk(
             disk_tokens * geometry.stock_bytes_per_token, min(FETCHED_FROM, scale.prefix // 4)
         )
+        oversubscription = L3_OVERSUBSCRIPTION
     capacity = disk_tokens if disk else scale.stock_tokens(geometry)
-    groups = math.ceil(OVERSUBSCRIPTION * capacity / scale.prefix)
+    groups = math.ceil(oversubscription * capacity / scale.prefix)
     base = Point(
         "oversubscribed",
         groups,

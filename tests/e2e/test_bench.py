@@ -70,5 +70,10 @@ def test_on_the_same_disk_int8_keeps_prefixes_that_bf16_has_lost(
     stock, quantised = log.runs
     # Capacities, pages on disk and bytes per token are those of each layout.
     assert (stock["invalid"], quantised["invalid"]) == ([], [])
+    disks = [run["disk"] for run in (stock, quantised)]
+    # Both are full: nearly twice the pages in the same bytes.
+    for disk in disks:
+        assert disk["held_files"] == disk["cap_bytes"] // disk["page_bytes"]
+    assert 1.9 < disks[1]["held_files"] / disks[0]["held_files"] < 2
     fetched = [sum(request["storage"] for request in run["requests"]) for run in (stock, quantised)]
     assert 0 < fetched[0] < fetched[1]

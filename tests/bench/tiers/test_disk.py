@@ -28,12 +28,12 @@ def l3(scale: Scale) -> Experiment:
 
 
 @pytest.mark.parametrize("scale", [GPU, SMALL], ids=["gpu", "cpu"])
-def test_the_working_set_is_between_what_the_two_arms_keep_on_the_same_disk(scale: Scale) -> None:
+def test_the_working_set_fills_both_disks_and_int8_s_holds_nearly_all_of_it(scale: Scale) -> None:
     plan = l3(scale)
     (point,) = plan.points
     stock, quantised = (plan.disk_tokens(arm, QWEN3_8B) for arm in ARMS)
     working_set = point.groups * point.prefix
-    assert stock < working_set < quantised
+    assert quantised < working_set < 1.05 * quantised
     assert 1.9 < quantised / stock < 2
     # What either L2 holds, which is the same bytes, decides little.
     for arm in ARMS:
