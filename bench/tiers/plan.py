@@ -31,8 +31,8 @@ SWEEP_LENGTHS_AT = 1.5
 L3_L2_RATIO = 1.25
 L3_DISK_OVER_L2 = 4
 
-#: The working set of l3 over what BF16's disk holds: all that int8's holds, and hardly more. So both
-#: disks are full in the end, and what lies on them can be counted.
+#: The working set of l3 over what BF16's disk holds: hardly more than int8's holds. Both disks are
+#: full in the end, and what lies on them can be counted.
 L3_OVERSUBSCRIPTION = 2.0
 
 #: A guess for one arm's warm-up: a dozen prompts and the compilation of kernels.
@@ -264,8 +264,8 @@ def experiment(
         caches.
     sweep: the same bytes; working sets from what fits everywhere to what fits nowhere, then prefix
         lengths, after every prefix was computed once.
-    l3: the same bytes of a disk behind the same bytes of L2; a working set of twice what BF16's disk
-        holds, hardly more than int8's, and far beyond either L2.
+    l3: the same bytes of a disk behind the same bytes of L2; a working set of twice what BF16's
+        disk holds, hardly more than int8's, and far beyond either L2.
     Raises ValueError for an unknown name, and for pages too small for l3.
     """
     disk, oversubscription = None, OVERSUBSCRIPTION
