@@ -1,11 +1,12 @@
 """The canary's figure beside the quality harness's, on the same texts and servers of every arm.
 
-    python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--cpu] [--out FILE]
+    python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--page-size 64] ...
 
 Each arm's server gets the harness's windows as the canary's prompts and no other load, so the
 canary pushes, and compares until so many prompts were restored. What a codec made of a prompt's
 rows stays in L2 as it is, so a lossy arm is compared twice on each prompt and no more. It fails
-where a copy differs by a bit, and where a codec's interval and the harness's lie apart.
+where a copy differs by a bit, and where a codec's interval and the harness's lie apart. A codec of
+tokens has one figure at any page size. Beside the JSON stands a report of the same name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from prometheus_client import CollectorRegistry
 from tqdm import tqdm
 
 from bench import REPOSITORY
-from bench.lab import environment, models
+from bench.lab import environment, models, shards
 from bench.lab.arms import Arm, arm_named, arms_argument
 from bench.lab.bootstrap import bootstrap
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
+from bench.lab.shards import Shards
+from bench.lab.table import Table
 from bench.lab.texts import TEXTS, tokens_of, windows
 from hiqcache.canary.command import summary
 from hiqcache.canary.metrics import CanaryMetrics
@@ -63,7 +66,13 @@ def prompts(model: Path) -> dict[str, str]:
 
 
 def measure(
-    arm: Arm, model: Path, texts: dict[str, str], restored: int, cpu: bool, log: Path
+    arm: Arm,
+    model: Path,
+    texts: dict[str, str],
+    restored: int,
+    cut: Shards,
+    cpu: bool,
+    log: Path,
 ) -> dict[str, Any]:
     """One arm's figures: the canary's own summary, and an interval over its prompts."""
     server = Server(
@@ -73,7 +82,7 @@ def measure(
         (
             *(CPU_ARGS if cpu else ()),
             *("--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", str(L2_RATIO)),
-            *("--skip-server-warmup", *arm.args),
+            *("--skip-server-warmup", *cut.args, *arm.args),
         ),
         {**(CPU_ENV if cpu else {}), **arm.env},
     )
@@ -138,6 +147,54 @@ def problems(arms: Mapping[str, Mapping[str, Any]], restored: int) -> list[str]:
     return found
 
 
+def report(document: Mapping[str, Any]) -> str:
+    """A document of this measurement in Markdown."""
+    rows = []
+    for name, arm in document["arms"].items():
+        interval, theirs = arm["kl_nats_interval"], arm["harness_kl_nats"]
+        rows.append(
+            (
+                name,
+                f"{arm['prefix_tokens']} + {arm['scored_tokens_per_prompt']}",
+                f"{arm['restored']} of {arm['prompts']}",
+                str(arm["identical"]),
+                _figure(interval),
+                _figure(theirs) if theirs else "not measured",
+                f"{arm['kl_nats_max']:.2g}",
+                f"{arm['top1_agreement']:.2%}",
+            )
+        )
+    table = Table(
+        (
+            *("arm", "tokens restored + scored", "comparisons of prompts", "bit-identical"),
+            *("KL, nats per token", "the harness's", "largest", "top-1"),
+        ),
+        rows,
+    )
+    made = document["environment"]
+    versions = made["versions"]
+    lines = [
+        f"# The canary beside the quality harness: {document['model']}",
+        "",
+        table.markdown(),
+        "",
+        "KL of restored prefixes against the same prefixes in L1; intervals: 95 %, bootstrap over "
+        "prompts. The harness's figures: results/quality, where model and codec have one; it "
+        "counts 4096 tokens at each position one by one, the canary the 20 that its reference "
+        f"lists{shards.described(document)}.",
+        "",
+        *(f"- **{problem}**" for problem in document["problems"] or ()),
+        *([""] if document["problems"] else ()),
+        f"Made by `{document['command']}` on {environment.hardware(made)}; SGLang "
+        f"{versions['sglang']}, torch {versions['torch']} ({made['commit']}), {made['time']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _figure(interval: Mapping[str, float]) -> str:
+    return f"{interval['value']:.3g} ({interval['low']:.3g} to {interval['high']:.3g})"
+
+
 def harness(model: Path) -> dict[str, Any]:
     """The quality harness's mean KL of the same model, by arm, where there is a result."""
     file = REPOSITORY / "results" / "quality" / model.name / "summary.json"
@@ -155,28 +212,33 @@ def main() -> int:
     parser.add_argument("--restored", type=int, default=208, help="comparisons of a copy")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, with a GPU or without")
     parser.add_argument("--out", type=Path, help="default: results/canary/<model>.json")
+    shards.add_arguments(parser)
     arguments = parser.parse_args()
     model = arguments.model or models.prepare()
     out = arguments.out or REPOSITORY / "results" / "canary" / f"{model.name}.json"
     texts, offline = prompts(model), harness(model)
     cpu = arguments.cpu or not torch.cuda.is_available()
+    cut = shards.chosen(arguments, cpu)
     document: dict[str, Any] = {
         "command": " ".join(["python -m bench.canary", *sys.argv[1:]]),
         "model": model.name,
         "environment": environment.describe(),
+        "page_size": cut.page_size,
+        "tp_size": cut.tp_size,
         "arms": {},
     }
     with tempfile.TemporaryDirectory() as folder:
         for arm in arguments.arms:
             log = Path(folder, f"{arm.file_name}.log")
             wanted = 2 * len(texts) if arm.quantises else arguments.restored
-            found = measure(arm, model, texts, wanted, cpu, log)
+            found = measure(arm, model, texts, wanted, cut, cpu, log)
             found["harness_kl_nats"] = offline.get(arm.name)
             document["arms"][arm.name] = found
             print(json.dumps({arm.name: found}, indent=2), flush=True)
             document["problems"] = problems(document["arms"], arguments.restored)
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(document, indent=2) + "\n")
+            out.with_suffix(".md").write_text(report(document))
     for problem in document["problems"]:
         print(f"bench.canary: {problem}", file=sys.stderr)
     return 1 if document["problems"] else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.canary import problems
+from bench.canary import problems, report
 
 COPY = {"restored": 208, "identical": 208, "kl_nats_max": 0.0}
 LOSSY = {
@@ -39,3 +39,35 @@ def test_what_is_wrong_is_named(arm: str, change: dict[str, Any], said: str) -> 
     (problem,) = problems({arm: {**whole, **change}}, 208)
     assert said in problem
     assert problem.startswith(f"{arm}: ")
+
+
+def test_the_report_shows_both_figures_and_what_is_wrong() -> None:
+    more = {
+        "prefix_tokens": 256,
+        "scored_tokens_per_prompt": 32,
+        "prompts": 16,
+        "kl_nats_max": 0.5,
+        "top1_agreement": 0.99,
+        "identical": 3,
+    }
+    text = report(
+        {
+            "model": "a-model",
+            "command": "python -m bench.canary",
+            "page_size": 64,
+            "arms": {"int8": {**LOSSY, **more}, "int4": {**LOSSY, **more, "harness_kl_nats": None}},
+            "problems": ["int8: it is off."],
+            "environment": {
+                "gpus": [],
+                "cores": 2,
+                "cpu": "a CPU",
+                "commit": "abc",
+                "time": "today",
+                "versions": {"sglang": "1", "torch": "2"},
+            },
+        }
+    )
+    assert "| int8 | 256 + 32 | 32 of 16 | 3 | 0.0013 (0.0012 to 0.0014) | 0.00135" in text
+    assert "| int4 | 256 + 32 | 32 of 16 | 3 | 0.0013 (0.0012 to 0.0014) | not measured |" in text
+    assert "- **int8: it is off.**" in text
+    assert ", pages of 64." in text
