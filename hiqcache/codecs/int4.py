@@ -127,7 +127,8 @@ class Int4Keys(RowCodec):
         # By halves: a product may exceed fp32 where the sum does not.
         values = doubled * (found.float() * 0.25).unsqueeze(-3)
         values = (values + (middles.float() * 0.5).unsqueeze(-3)) * 2
-        at = slots.long().transpose(-1, -2)[..., None]
+        # A damaged record may name any slot: its rows are wrong then, and no others'.
+        at = (slots.long() % codes.shape[-3]).transpose(-1, -2)[..., None]
         first = codes.gather(-3, at.expand(*at.shape[:-1], width // 2)).view(torch.int8)
         kept = torch.cat([first, second.transpose(-2, -3)], dim=-1).float()
         kept = kept * kept_scales.float().transpose(-1, -2)[..., None]

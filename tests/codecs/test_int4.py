@@ -188,3 +188,12 @@ def test_it_says_what_it_takes() -> None:
         codec.row_formats(kv_parts(8, 128, 80))
     with pytest.raises(ValueError, match="rows are latent and rope"):
         codec.row_formats((Part("latent", 1, 512), Part("rope", 1, 64)))
+
+
+def test_a_damaged_record_decodes_to_something(device: torch.device) -> None:
+    """As the kernels do: a slot beyond the page would end the server, or touch other memory."""
+    for store in get_codec("int4").stores(kv_parts(2, 64)):
+        rows = torch.randn(3, 32, 2, 64, dtype=torch.bfloat16, device=device)
+        codes, scales = store.encode(rows)
+        damaged = (codes ^ 0xFF, (scales.view(torch.uint8) ^ 0x55).view(scales.dtype))
+        assert store.decode(*damaged, rows.dtype).shape == rows.shape
