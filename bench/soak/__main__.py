@@ -30,9 +30,10 @@ from tqdm import tqdm
 
 from bench import REPOSITORY
 from bench.lab.arms import NAMES, Arm, arms_argument
-from bench.soak.pool import PoolSoak, Shape
+from bench.soak.pool import PoolSoak
 from bench.soak.record import Record
 from bench.soak.server import ServerSoak
+from bench.soak.subject import Shape
 
 #: Restores between two writings of the file.
 STEP = {"pool": 5_000, "server": 500}

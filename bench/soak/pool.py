@@ -9,55 +9,21 @@ codec's reference makes of the rows that were stored: their values follow from t
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bench.lab.arms import Arm
+from bench.soak.prefixes import Chunk, DeviceSlots
 from bench.soak.rows import Judge, Rows
-from hiqcache.settings import PREFIX
+from bench.soak.streams import Streams
+from bench.soak.subject import Shape, build
 
 #: Rounds between two looks at what was found; the host waits for the device then.
 LOOK_EVERY = 32
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A pool so small that a restore takes microseconds. Tokens and pages are slots of them."""
-
-    layers: int = 3
-    heads: int = 2
-    dim: int = 64
-    page_size: int = 16
-    layout: str = "page_first"
-    device_tokens: int = 16_384
-    host_tokens: int = 65_536
-    #: Pages of a chunk of a prefix: mostly short, now and then the longest.
-    short_pages: int = 4
-    long_pages: int = 64
-
-
-@dataclass(eq=False)
-class Chunk:
-    """A node of the tree: tokens numbered from ``first`` on, in L2 and, with ``device``, in L1."""
-
-    first: int
-    tokens: int
-    host: torch.Tensor
-    parent: Chunk | None
-    device: torch.Tensor | None = None
-    children: int = 0
-
-    def path(self) -> list[Chunk]:
-        """From the root to this chunk."""
-        above = self.parent.path() if self.parent else []
-        return [*above, self]
 
 
 @dataclass
@@ -67,69 +33,6 @@ class _Load:
     at: int
     round: int
     prefixes: list[list[Chunk]]
-
-
-class DeviceSlots:
-    """L1's pages, given out in any order."""
-
-    def __init__(self, pages: int, page_size: int, chance: random.Random) -> None:
-        self._free = list(range(pages))
-        chance.shuffle(self._free)
-        self._page_size = page_size
-        self._within = torch.arange(page_size)
-
-    def take(self, tokens: int) -> torch.Tensor | None:
-        """Slots for so many tokens; None where there are not enough."""
-        pages = tokens // self._page_size
-        if pages > len(self._free):
-            return None
-        taken, self._free = self._free[-pages:], self._free[:-pages]
-        return (torch.tensor(taken)[:, None] * self._page_size + self._within).flatten()
-
-    def give(self, slots: torch.Tensor) -> None:
-        """Back, at the end of a round."""
-        self._free[:0] = (slots[:: self._page_size] // self._page_size).tolist()
-
-
-@contextlib.contextmanager
-def settings(arm: Arm, checksum: bool) -> Iterator[None]:
-    """The HIQCACHE_ variables of an arm, as a server's environment holds them."""
-    kept = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    given = {**arm.env, **({"HIQCACHE_CHECKSUM": "1"} if checksum and arm.quantises else {})}
-    for name in kept:
-        del os.environ[name]
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name in given:
-            os.environ.pop(name, None)
-        os.environ.update(kept)
-
-
-def build(arm: Arm, shape: Shape, checksum: bool, k: list[Any], v: list[Any]) -> Any:
-    """The arm's host pool over the device rows ``k`` and ``v``. Raises UnsupportedError."""
-    from bench.transfers.stock import describe_rows, stock_pool
-    from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
-    from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
-
-    cuda = k[0].is_cuda
-    chosen: Callable[..., Any] = QuantisedMHATokenToKVPoolHost
-    if not arm.quantises:
-        chosen = stock_pool if cuda else MHATokenToKVPoolHostCopy
-    with settings(arm, checksum):
-        return chosen(
-            describe_rows(k, v, shape.page_size),
-            2.0,
-            0,
-            shape.page_size,
-            shape.layout,
-            pin_memory=cuda,
-            device_capacity_tokens=shape.device_tokens,
-            start_layer=0,
-            end_layer=shape.layers,
-            host_token_capacity=shape.host_tokens,
-        )
 
 
 @dataclass
@@ -157,11 +60,8 @@ class PoolSoak:
         )
         self.pool = build(self.arm, shape, self.checksum, self.k, self.v)
         self.rows = Rows(shape.layers, shape.heads, shape.dim, self.device)
-        self.judge = Judge(self.arm.codec)
-        cuda = self.device.type == "cuda"
-        stream: Callable[[], Any] = torch.cuda.Stream
-        self._streams = [stream() for _ in range(3)] if cuda else []
-        self._ended: list[Any] = []
+        self.judge = Judge(self.arm.codec, shape.heads, shape.dim, shape.page_size)
+        self.streams = Streams(self.device, 3)
         self._numbers = 1
         self._chunks: list[Chunk] = []
         self._slots = self._all_slots()
@@ -170,7 +70,7 @@ class PoolSoak:
         self._used = 0
         self._released: list[tuple[str, torch.Tensor]] = []
         # All of this was made on a stream that the three do not wait for.
-        self._wait()
+        self.streams.wait()
 
     def run(self, restores: int) -> None:
         """Rounds until so many restores more were checked, or one was wrong."""
@@ -186,12 +86,12 @@ class PoolSoak:
 
     def close(self) -> None:
         """Give the host memory back."""
-        self._wait()
+        self.streams.wait()
         self.pool.destroy()
 
     def look(self) -> None:
         """Wait for all that was enqueued, and read what the comparisons found."""
-        self._wait()
+        self.streams.wait()
         wrong = self._results[: self._used].tolist()
         for load in self._loads:
             for number, prefix in enumerate(load.prefixes):
@@ -205,7 +105,7 @@ class PoolSoak:
             self.counts["checksum_records"] = transfer.checked
             if transfer.mismatches > before:
                 self.faults.append({"records not as stored": transfer.mismatches - before})
-        with self._on(0):
+        with self.streams.on(0):
             self._results.zero_()
         self._used = 0
         self._loads.clear()
@@ -235,9 +135,7 @@ class PoolSoak:
             else:
                 self._slots.give(slots)
         self._released.clear()
-        for stream in self._streams:
-            for event in self._ended:
-                stream.wait_event(event)
+        self.streams.begin_round()
         fresh = [chunk for _ in range(self.chance.randint(1, 4)) if (chunk := self._grow())]
         busy = set(fresh)
         loads = [self._choose(busy) for _ in range(self.chance.randint(2, 4))]
@@ -248,7 +146,7 @@ class PoolSoak:
         self._retract()
         self._abort(fresh)
         self._evict_l1()
-        self._ended = [stream.record_event() for stream in self._streams]
+        self.streams.end_round()
 
     def _grow(self) -> Chunk | None:
         """A chunk more: of a new prefix or after another, as chunked prefill makes them."""
@@ -320,15 +218,15 @@ class PoolSoak:
             return
         rows = torch.cat([chunk.device for chunk in fresh if chunk.device is not None])
         hosts = torch.cat([chunk.host for chunk in fresh])
-        with self._on(0):
+        with self.streams.on(0):
             values = self.rows.of(self._numbers_of(fresh))
-            there = self._sent(rows)
+            there = self.streams.sent(rows)
             for layer in range(self.shape.layers):
                 self.k[layer][there] = values[0, layer]
                 self.v[layer][there] = values[1, layer]
-            written = self._event(0)
-        with self._on(1):
-            self._await(1, written)
+            written = self.streams.event(0)
+        with self.streams.on(1):
+            self.streams.follow(1, written)
             host, device = self._given(hosts, rows, "backup")
             self.pool.backup_from_device_all_layer(None, host, device, "kernel")
         self._chunks += fresh
@@ -342,26 +240,27 @@ class PoolSoak:
         rows = torch.cat([chunk.device for chunk in chunks if chunk.device is not None])
         aborted = self.chance.random() < 0.05
         events = []
-        with self._on(2):
+        with self.streams.on(2):
             host, device = self._given(hosts, rows, "restore")
             for layer in range(self.shape.layers):
                 self.pool.load_to_device_per_layer(None, host, device, layer, "kernel")
-                events.append(self._event(2))
+                events.append(self.streams.event(2))
         self.counts["loads"] += 1
         if aborted:
             self.counts["aborted_restores"] += len(prefixes)
             for chunk in chunks:
                 self._leave_l1(chunk)
             return
-        with self._on(0):
-            numbers, there = self._numbers_of(chunks), self._sent(rows)
+        with self.streams.on(0):
+            numbers, there = self._numbers_of(chunks), self.streams.sent(rows)
             expected = self.judge.expected(self.rows.of(numbers))
             wrong = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
             for layer, event in enumerate(events):
-                self._await(0, event)
+                self.streams.follow(0, event)
                 for side, buffers in enumerate((self.k, self.v)):
-                    wrong += self.judge.wrong(expected[side, layer], buffers[layer][there])
-            labels = self._sent(
+                    restored = buffers[layer][there]
+                    wrong += self.judge.wrong(side, expected[side, layer], restored)
+            labels = self.streams.sent(
                 torch.repeat_interleave(
                     torch.arange(len(prefixes)),
                     torch.tensor([sum(c.tokens for c in prefix) for prefix in prefixes]),
@@ -382,8 +281,8 @@ class PoolSoak:
         slots = self._slots.take(self.shape.page_size * self.chance.randint(1, 8))
         if slots is None:
             return
-        with self._on(0):
-            there = self._sent(slots)
+        with self.streams.on(0):
+            there = self.streams.sent(slots)
             for buffers in (self.k, self.v):
                 for buffer in buffers:
                     buffer[there] = torch.inf
@@ -441,29 +340,8 @@ class PoolSoak:
             on_cpu = self.chance.random() < (0.9 if self.arm.transfer == "dma" else 0.5)
         else:
             on_cpu = direction == "backup" and bool(self.pool.can_use_write_back_jit)
-        return (host if on_cpu else self._sent(host)), self._sent(rows)
+        return (host if on_cpu else self.streams.sent(host)), self.streams.sent(rows)
 
     def _numbers_of(self, chunks: list[Chunk]) -> torch.Tensor:
         numbers = [torch.arange(chunk.first, chunk.first + chunk.tokens) for chunk in chunks]
-        return self._sent(torch.cat(numbers))
-
-    def _sent(self, indices: torch.Tensor) -> torch.Tensor:
-        if self.device.type != "cuda":
-            return indices
-        return indices.pin_memory().to(self.device, non_blocking=True)
-
-    def _on(self, stream: int) -> Any:
-        if not self._streams:
-            return contextlib.nullcontext()
-        return torch.cuda.stream(self._streams[stream])
-
-    def _event(self, stream: int) -> Any:
-        return self._streams[stream].record_event() if self._streams else None
-
-    def _await(self, stream: int, event: Any) -> None:
-        if event is not None:
-            self._streams[stream].wait_event(event)
-
-    def _wait(self) -> None:
-        if self._streams:
-            torch.cuda.synchronize()
+        return self.streams.sent(torch.cat(numbers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.codecs.base import TokenCodec
+from hiqcache.record import kv_parts
 
 #: Odd multipliers of xxHash, which spread integers over all of their bits.
 _PRIMES = (-7046029288634856825, -4417276706812531889, 1609587929392839161)
@@ -41,34 +41,37 @@ class Rows:
         return rows.permute(1, 2, 0, 3, 4).contiguous()
 
 
-def token_codec(name: str) -> TokenCodec:
-    """The codec called ``name``. Raises ValueError for one whose tokens are not judged alone."""
-    codec = get_codec(name)
-    if not isinstance(codec, TokenCodec):
-        raise ValueError(f"the soak judges tokens one by one, and codec {name} stores whole pages.")
-    return codec
-
-
 class Judge:
-    """What a codec must make of rows, by its reference in plain torch."""
+    """What a codec must make of rows, by its reference in plain torch: page by page, K and V apart.
 
-    def __init__(self, codec: str) -> None:
-        self._codec = None if codec == "bf16" else token_codec(codec)
+    ``heads``, ``dim``, ``page_size``: of the rows, which come by whole pages of tokens.
+    """
+
+    def __init__(self, codec: str, heads: int, dim: int, page_size: int) -> None:
+        """Raises ValueError for rows that the codec does not serve."""
+        self._codecs = () if codec == "bf16" else get_codec(codec).stores(kv_parts(heads, dim))
         self._exact = codec in EXACT
+        self._page = (page_size, heads, dim)
 
     def expected(self, rows: torch.Tensor) -> torch.Tensor:
         """What ``rows`` (of Rows.of) must restore to, where that is one value."""
-        if self._codec is None or not self._exact:
+        if not self._codecs or not self._exact:
             return rows
-        return self._codec.decode(*self._codec.encode(rows), rows.dtype)
+        sides = [
+            codec.decode(*codec.encode(side.unflatten(1, (-1, self._page[0]))), side.dtype)
+            for codec, side in zip(self._codecs, rows, strict=True)
+        ]
+        return torch.stack(sides).view(rows.shape)
 
-    def wrong(self, expected: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:
+    def wrong(self, side: int, expected: torch.Tensor, restored: torch.Tensor) -> torch.Tensor:
         """Elements of each token that are not as they must be, int64 ``[tokens]``.
 
-        Both ``[tokens, heads, dim]``, ``expected`` of the method of that name.
+        side: 0 for K, 1 for V. Both ``[tokens, heads, dim]``, ``expected`` of the method of that
+        name. Where a codec bounds the error of whole heads, heads count in the place of elements.
         """
-        if self._codec is None or self._exact:
+        if not self._codecs or self._exact:
             differs = expected.view(torch.int16) != restored.view(torch.int16)
-        else:
-            differs = ~(self._codec.excess(expected, restored) <= 0)
-        return differs.flatten(1).sum(dim=1)
+            return differs.flatten(1).sum(dim=1)
+        pages = [rows.reshape(-1, *self._page) for rows in (expected, restored)]
+        differs = ~(self._codecs[side].excess(*pages) <= 0)
+        return differs.flatten(2).sum(dim=2).flatten()

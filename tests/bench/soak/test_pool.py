@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 
 from bench.lab.arms import arm_named
-from bench.soak.pool import PoolSoak, Shape
-from bench.soak.rows import Judge, Rows
-from hiqcache.codecs import TOKEN_CODECS
+from bench.soak.pool import PoolSoak
+from bench.soak.rows import EXACT, Judge, Rows
+from bench.soak.subject import Shape
+from hiqcache.codecs import CODEC_NAMES, TOKEN_CODECS, get_codec
+from hiqcache.record import kv_parts
 
 SHAPE = Shape(device_tokens=2048, host_tokens=4096, short_pages=2, long_pages=8)
+#: For codecs that store whole pages, of 32 tokens or more.
+WHOLE_PAGES = replace(SHAPE, page_size=32, device_tokens=4096, host_tokens=8192)
 CPU = torch.device("cpu")
 
 
@@ -27,11 +32,15 @@ def _some_memory_and_one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def soak(arm: str, checksum: bool = True, shape: Shape = SHAPE) -> PoolSoak:
-    return PoolSoak(arm_named(arm), shape, CPU, seed=1, checksum=checksum)
+def shape_of(codec: str) -> Shape:
+    return SHAPE if codec in ("bf16", *TOKEN_CODECS) else WHOLE_PAGES
 
 
-@pytest.mark.parametrize("arm", ["bf16", *TOKEN_CODECS])
+def soak(arm: str, checksum: bool = True, shape: Shape | None = None) -> PoolSoak:
+    return PoolSoak(arm_named(arm), shape or shape_of(arm), CPU, seed=1, checksum=checksum)
+
+
+@pytest.mark.parametrize("arm", ["bf16", *CODEC_NAMES])
 def test_every_restore_is_right(arm: str) -> None:
     under = soak(arm)
     under.run(300)
@@ -53,20 +62,23 @@ def test_every_restore_is_right(arm: str) -> None:
         assert counts[action] > 0, action
 
 
-@pytest.mark.parametrize(("page_size", "layout"), [(1, "page_first"), (64, "layer_first")])
-def test_other_pages(page_size: int, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("arm", "page_size", "layout"),
+    [("int8", 1, "page_first"), ("int8", 64, "layer_first"), ("int4", 64, "layer_first")],
+)
+def test_other_pages(arm: str, page_size: int, layout: str) -> None:
     tokens = 4096 * max(1, page_size // 16)
     shape = Shape(
         page_size=page_size, layout=layout, device_tokens=tokens, host_tokens=2 * tokens,
         short_pages=2, long_pages=8,
     )  # fmt: skip
-    under = soak("int8", shape=shape)
+    under = soak(arm, shape=shape)
     under.run(200)
     under.close()
     assert under.faults == []
 
 
-@pytest.mark.parametrize("arm", ["bf16", *TOKEN_CODECS])
+@pytest.mark.parametrize("arm", ["bf16", *CODEC_NAMES])
 def test_a_corrupted_record_is_found_without_sums(arm: str) -> None:
     under = soak(arm, checksum=False)
     under.run(100)
@@ -85,7 +97,7 @@ def test_a_single_flipped_bit_is_found_by_its_sum() -> None:
     under = soak("int8-rot")
     under.run(100)
     chunk = next(c for c in under._chunks if not c.children and c.device is None)
-    under._wait()
+    under.streams.wait()
     plane = under.pool.transfer.arena.planes[0].codes
     offset = plane.offset(int(chunk.host[0]), 1, SHAPE.page_size)
     under.pool.kv_buffer[offset] ^= 1
@@ -101,12 +113,14 @@ def _in_l1(under: PoolSoak, chunk: object) -> list:  # type: ignore[type-arg]
     return [chunk]
 
 
-def test_a_transfer_that_mixes_up_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    under = soak("int8", checksum=False)
+@pytest.mark.parametrize("arm", ["int8", "int4"])
+def test_a_transfer_that_mixes_up_pages_is_found(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    under = soak(arm, checksum=False)
     restore = under.pool.transfer.restore
 
     def shifted(layer: int, host: torch.Tensor, rows: torch.Tensor) -> None:
-        restore(layer, host.roll(1) if layer == 2 else host, rows)
+        page = under.shape.page_size
+        restore(layer, host.roll(page) if layer == 2 else host, rows)
 
     monkeypatch.setattr(under.pool.transfer, "restore", shifted)
     under.run(50)
@@ -140,15 +154,16 @@ def test_rows_follow_from_their_numbers_and_differ() -> None:
     assert first.isfinite().all()
 
 
-@pytest.mark.parametrize("codec", ["bf16", *TOKEN_CODECS])
+@pytest.mark.parametrize("codec", ["bf16", *CODEC_NAMES])
 def test_another_tokens_rows_are_wrong(codec: str) -> None:
-    judge, rows = Judge(codec), Rows(1, 2, 64, CPU)
+    judge, rows = Judge(codec, 2, 64, 32), Rows(1, 2, 64, CPU)
     values = rows.of(torch.arange(1, 65))
     expected = judge.expected(values)
-    stored = expected
-    if codec == "int8-rot":
-        from hiqcache.codecs import get_codec
-
-        stored = get_codec(codec).decode(*get_codec(codec).encode(values), values.dtype)
-    assert int(judge.wrong(expected[0, 0], stored[0, 0]).sum()) == 0
-    assert (judge.wrong(expected[0, 0], stored[0, 0].roll(1, 0)) > 0).all()
+    for side, layers in enumerate(expected):
+        stored = layers[0]
+        if codec not in EXACT:
+            store = get_codec(codec).stores(kv_parts(2, 64))[side]
+            pages = stored.view(2, 32, 2, 64)
+            stored = store.decode(*store.encode(pages), pages.dtype).view(stored.shape)
+        assert int(judge.wrong(side, layers[0], stored).sum()) == 0
+        assert (judge.wrong(side, layers[0], stored.roll(1, 0)) > 0).all()
