@@ -1,15 +1,18 @@
 """The whole stack on loopback: real servers, Prometheus, exporter, load.
 
 Every panel's and every rule's query is asked of Prometheus, of a stack that just started and then
-under a load; chosen values are compared with the servers' own counters; then one arm is killed.
+under a load; chosen values are compared with the servers' own counters; then one arm is killed, and
+comes back with storage (L3).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -57,6 +60,13 @@ NEEDS_LOAD = {
         )
         for ref in "AB"
     ),
+}
+
+#: What servers without storage, as those of the stack are, have nothing to say about.
+NEEDS_STORAGE = {
+    f"hiqcache-l2: {title} {ref}"
+    for title in ("Storage (L3)", "Corrupt pages and failed batches")
+    for ref in "AB"
 }
 
 
@@ -118,13 +128,13 @@ def page(url: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", [name for name, _ in QUERIES])
 def test_a_stack_that_just_started_has_no_empty_panel(seen: Seen, name: str) -> None:
     (query,) = [query for known, query in QUERIES if known == name]
-    if name in NEEDS_LOAD:
+    if name in NEEDS_LOAD | NEEDS_STORAGE:
         assert query.panel["fieldConfig"]["defaults"]["noValue"].startswith(("no ", "none "))
     else:
         assert seen.fresh[name] > 0
 
 
-@pytest.mark.parametrize("name", [name for name, _ in QUERIES])
+@pytest.mark.parametrize("name", [name for name, _ in QUERIES if name not in NEEDS_STORAGE])
 def test_every_panel_shows_data_under_load(seen: Seen, name: str) -> None:
     values = [float(v) for series in seen.loaded[name] for _, v in series["values"]]
     assert any(math.isfinite(value) for value in values)
@@ -264,8 +274,8 @@ def test_the_load_generator_counts_what_the_servers_served(seen: Seen, running: 
 @pytest.mark.usefixtures("seen")
 def test_prometheus_and_the_exporter_killed_and_back(running: Stack) -> None:
     """Of what they watch nothing is lost: servers count on, and what was scraped lies on disk."""
-    total = "sum(hiqcache_restore_tokens_total)"
-    before, then = running.value(total), time.time()
+    restored = "hiqcache_restore_tokens_total"
+    before, then = running.value(f"sum({restored})"), time.time()
     assert before > 0
     for name, ready in (("prometheus", "/-/ready"), ("exporter", "/healthz")):
         process = running.processes[name]
@@ -280,8 +290,8 @@ def test_prometheus_and_the_exporter_killed_and_back(running: Stack) -> None:
     while not running.query('min_over_time(up{job="exporter"}[10s]) == 1'):
         assert time.monotonic() < deadline, "the exporter is not scraped again"
         time.sleep(1)
-    assert running.value(f"{total} @ {then:.0f}") == before, "what was on disk is gone"
-    assert running.value(total) >= before
+    assert running.value(f"sum({restored} @ {then:.0f})") == before, "what was on disk is gone"
+    assert running.value(f"sum({restored})") >= before
     assert running.value('hiqcache_arm_up{arm="int8"}') == 1
     assert running.query('ALERTS{alertstate="firing"}') == []
 
@@ -307,3 +317,31 @@ def test_an_arm_that_is_killed_raises_its_alert_and_is_a_metric(running: Stack) 
     assert running.value('hiqcache_arm_up{arm="bf16"}') == 1
     healthz = direct_http.get(f"{running.exporter}/healthz")
     assert healthz.json()["arms"] == {"bf16": True, "int8": False}
+
+
+@pytest.mark.usefixtures("seen")
+def test_an_arm_that_comes_back_with_storage_fills_its_panels(
+    running: Stack, tmp_path: Path
+) -> None:
+    """Last in this file: the arm that the test before killed starts anew."""
+    killed = running.servers["int8"]
+    killed.stop()
+    start = time.time()
+    with dataclasses.replace(
+        killed,
+        log=killed.log.with_name("server-int8-l3.log"),
+        args=(*killed.args, "--hicache-storage-backend", "file"),
+        env={**killed.env, "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path)},
+    ) as server:
+        server.wait()
+        with running.load(4 * SCRAPE_SECONDS) as load:
+            assert load.process is not None
+            load.process.wait(120)
+        time.sleep(2 * SCRAPE_SECONDS)
+        assert running.value('sum(hiqcache_l3_written_bytes_total{arm="int8"})') > 0
+        for name, query in QUERIES:
+            if name not in NEEDS_STORAGE:
+                continue
+            series = running.query_range(query.expression, start, time.time(), SCRAPE_SECONDS)
+            values = [float(value) for one in series for _, value in one["values"]]
+            assert any(math.isfinite(value) for value in values), name
