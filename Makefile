@@ -46,8 +46,9 @@ demo-results: env ## Renew the demo's figures that the documentation quotes (res
 	$(BIN)/python -m bench.demo --out results/demo
 	$(BIN)/python -m bench.readme
 
+# Servers in one worker, all else in the other: more servers at once would want more memory.
 test: env $(or $(OVERLAY),$(GRAFANA_VENV)/.complete) ## Every test that needs no GPU, no Docker and no Prometheus (SGLANG=x.y.z: what is run on every served release)
-	$(RUN) -m pytest $(if $(SGLANG),$(RELEASE_TESTS),-m "not docker and not monitoring and not storage")
+	$(RUN) -m pytest -n 2 --dist loadgroup $(if $(SGLANG),$(RELEASE_TESTS),-m "not docker and not monitoring and not storage")
 
 releases: env ## Renew what docs/compatibility.md says of other releases of SGLang (results/releases)
 	@for release in $$($(BIN)/python -c 'from hiqcache.sglang.adapters import SERVED; print(*SERVED[1:])'); do \

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+
+from bench.lab import models, random_model
 
 # SGLang chooses its platform when it is first imported.
 if not torch.cuda.is_available():
@@ -28,6 +33,23 @@ if torch.backends.mps.is_available():
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device that torch has here."""
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2's tokens, in two layers of random weights: for servers whose answers nobody reads."""
+    folder = tmp_path_factory.mktemp("quick")
+    shape = folder / "shape"
+    shutil.copytree(models.prepare(), shape, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((shape / "config.json").read_text())
+    (shape / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    return random_model.write(shape, folder / "model")
+
+
+def pytest_configure() -> None:
+    # Beside each other (pytest -n), tests leave the other cores to the servers under test.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
 
 
 #: A proxy that reaches nothing, and no exceptions from it; what the caller has.
@@ -58,7 +80,13 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # One worker (pytest -n) runs them all: each server takes 4 GB and wants 10 GiB left free.
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("servers"))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU; run on one by `pytest -m gpu`")

@@ -222,6 +222,7 @@ def test_plan_needs_neither_torch_nor_sglang_and_says_what_it_rests_on(model: Pa
     assert "1.969x" in done.stdout
 
 
+@pytest.mark.xdist_group("servers")  # which leave too little memory for one more
 def test_doctor_is_content_with_this_environment(model: Path) -> None:
     done = run(
         *("doctor", "--model", str(model), "--host-gb", "0.1"),

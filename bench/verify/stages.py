@@ -17,7 +17,10 @@ from hiqcache import direct_http
 
 
 class Sizes(NamedTuple):
-    """How much is asked: prompts and their tokens, and requests."""
+    """How much is asked: prompts and their tokens, and requests.
+
+    changed: prompts asked again with one token changed, which says how little would be seen.
+    """
 
     long_prompts: int
     long_tokens: int
@@ -25,6 +28,7 @@ class Sizes(NamedTuple):
     short_tokens: int
     requests: int
     concurrency: int
+    changed: int = 64
 
 
 def capacity(server: Server) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def pressure(server: Server, sizes: Sizes, prompts: Prompts) -> dict[str, Any]:
 
     chance = random.Random(3)
     changed = []
-    for text in chance.sample(texts, min(64, len(texts))):
+    for text in chance.sample(texts, min(sizes.changed, len(texts))):
         other = list(text)
         other[len(other) // 2] = prompts.other(other[len(other) // 2])
         changed.append((text, other))

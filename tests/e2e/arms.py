@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from bench.demo import Answer
 from bench.lab.completions import Completion, client_of, complete
 from bench.lab.servers import Server
@@ -43,6 +45,7 @@ class Arm:
         assert reference.device_tokens == (len(prompt) - 1) // self.page_size * self.page_size
         return reference
 
+    @cached_property
     def restored(self) -> list[Answer]:
         """Every prompt again, in an order in which each has left L1; those that came from L2."""
         answers = [
@@ -57,7 +60,7 @@ def check(arm: Arm, bound: float, least: float = 0.9) -> None:
 
     ``least``: the share of an answer, on average, that must be as it was.
     """
-    answers = arm.restored()
+    answers = arm.restored
     assert len(answers) >= 12, "too few prompts came back from L2"
     for answer in answers:
         assert answer.given.host_tokens >= 96

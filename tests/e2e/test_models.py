@@ -75,7 +75,7 @@ def test_bytes_per_token_are_the_records(arm: Arm) -> None:
     if arm.codec != "bf16":
         layout = RecordLayout(layers, arm.page_size, row_formats(arm.codec, parts))
         expected = layout.bytes_per_token
-    arm.restored()
+    assert arm.restored
     metrics = scrape(arm.server)
     for direction in ("load_back", "hicache_backup"):
         moved = metrics[f"sglang:{direction}_tokens_total"]

@@ -61,7 +61,7 @@ def test_restored_answers(arm: Arm) -> None:
 
 
 def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
-    arm.restored()
+    assert arm.restored
     metrics = scrape(arm.server)
     if arm.codec == "bf16":
         expected = STOCK_BYTES
@@ -89,7 +89,7 @@ def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm, model: Pat
     if arm.page_size != 1:
         pytest.skip("one page size is enough here; the pool test covers others")
     direct_http.post(f"{arm.server.url}/flush_cache", timeout=60)
-    sizes = Sizes(0, 0, short_prompts=64, short_tokens=100, requests=80, concurrency=1)
+    sizes = Sizes(0, 0, short_prompts=64, short_tokens=100, requests=80, concurrency=1, changed=4)
     tokens = tokens_of("opticks", AutoTokenizer.from_pretrained(model))
     found = pressure(arm.server, sizes, TextPrompts(tokens))
     assert found["prompts"] >= 60

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.lab.models import prepare
 from bench.lab.server_metrics import scrape
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
 from bench.traces.replay import simulate
@@ -81,11 +80,13 @@ def test_a_prompt_larger_than_l1_is_refused() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_real_server_hits_what_the_simulation_hits(page_size: int, tmp_path: Path) -> None:
+def test_a_real_server_hits_what_the_simulation_hits(
+    page_size: int, quick_model: Path, tmp_path: Path
+) -> None:
     """Prompts of 24-token blocks that branch and return, ten times the capacity of L2."""
     server = Server(
         "simulated",
-        prepare(),
+        quick_model,
         tmp_path / "server.log",
         (
             *CPU_ARGS,
