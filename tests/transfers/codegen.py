@@ -2,9 +2,10 @@
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
 not the interpreter's. JSON lines: codec, heads, dim, order, kernel, stages; of the machine code,
-accesses of spilled registers in loops; bytes of shared memory, widths of global loads and stores,
-sizes of asynchronous copies, and how many of them may be pending when a round of the loop waits for
-others; how many neighbours in a row a thread has where the kernel packs four.
+accesses of spilled registers in loops; bytes of shared memory, widths of global loads and stores
+and what share of the bytes moves eight or more at once, sizes of asynchronous copies, and how many
+of them may be pending when a round of the loop waits for others; how many neighbours in a row a
+thread has where the kernel packs four.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hiqcache.transfers import kernels
+from hiqcache.transfers import kernels, page_kernel_code
 from hiqcache.transfers.launch import Launch
 from tests.transfers.pools import Pool, Shape, fused
 
@@ -42,6 +43,7 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
         "host_slots": "*i64",
         "device_slots": "*i64",
         "matrix": "*bf16" if rotates else "*i64",
+        "signs": "*fp32",
     }
     counts = dict.fromkeys(
         ("tokens", "layer", "layers", "device_stride_0", "device_stride_1"), "i32"
@@ -52,7 +54,8 @@ def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: b
     }
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]
-        for name in ("arena", "device", "bases", "matrix")
+        for name in ("arena", "device", "bases", "matrix", "signs")
+        if name in names
     }
     values = {(names.index(name),): value for name, value in zip(given, constants, strict=True)}
     source = ASTSource(kernel, signature=signature, constexprs=values, attrs=aligned)
@@ -75,6 +78,15 @@ def spilled_in_loops(machine_code: str) -> int:
     if len(within) < 20:
         raise ValueError("no loop was found in the machine code")
     return sum(bool(re.search(r"\b(LDL|STL)\b", lines[number])) for number in within)
+
+
+def wide_share(accesses: list[str]) -> float:
+    """The share of the bytes of ``accesses``, such as v4.b32, that move eight or more at once."""
+    sizes = [
+        int(count or 1) * int(bits) // 8
+        for count, bits in re.findall(r"(?:v(\d)\.)?b(\d+)", " ".join(accesses))
+    ]
+    return sum(size for size in sizes if size >= 8) / max(sum(sizes), 1)
 
 
 def describe(code: Any) -> dict[str, Any]:
@@ -100,6 +112,8 @@ def describe(code: Any) -> dict[str, Any]:
         "pending": [int(number) for number in re.findall(r"ttg\.async_wait.*num = (\d+)", loop)],
         "loads": sorted(set(re.findall(r"ld\.global\.(\S+)", ptx))),
         "stores": sorted(set(re.findall(r"st\.global\.(\S+)", ptx))),
+        "wide_loads": wide_share(re.findall(r"ld\.global\.(\S+)", ptx)),
+        "wide_stores": wide_share(re.findall(r"st\.global\.(\S+)", ptx)),
         "packed": [int(layouts.get(layout, 0)) for layout in packed],
     }
 
@@ -107,18 +121,25 @@ def describe(code: Any) -> dict[str, Any]:
 def main() -> None:
     # What FusedTransfer asks of memory is not needed to compile; the kernels stay Triton's.
     kernels.INTERPRETED = True
-    codecs, orders = ("int8", "int8-rot"), ("page_first", "layer_first")
+    codecs, orders = ("int8", "int8-rot", "int4"), ("page_first", "layer_first")
     for codec, heads, dim, order in itertools.product(codecs, (1, 8), (64, 128), orders):
+        code_of = page_kernel_code if codec == "int4" else kernels
+        page_size = 64 if codec == "int4" else 1
         shape = Shape(
-            codec=codec, heads=heads, dim=dim, order=order, host_slots=64, device_slots=64
+            codec=codec,
+            heads=heads,
+            dim=dim,
+            page_size=page_size,
+            order=order,
+            host_slots=64,
+            device_slots=64,
         )
-        pool = Pool(shape, torch.device("cpu"))
-        transfer = fused(pool)
+        transfer = fused(Pool(shape, torch.device("cpu")))
         for kernel, launch, constants in (
-            (kernels.backup, transfer.launches["backup"], transfer._encode._constants),
-            (kernels.restore, transfer.launches["restore"], transfer._decode._constants),
+            (code_of.backup, transfer.launches["backup"], transfer._encode._constants),
+            (code_of.restore, transfer.launches["restore"], transfer._decode._constants),
         ):
-            code = compiled(kernel, launch, constants, codec == "int8-rot")
+            code = compiled(kernel, launch, constants, codec != "int8")
             row = {"codec": codec, "heads": heads, "dim": dim, "order": order}
             row |= {"kernel": kernel.__name__}
             print(json.dumps(row | {"stages": launch.stages} | describe(code)), flush=True)
