@@ -19,15 +19,20 @@ from bench.tiers.progress import Progress
 from bench.tiers.runs import RunLog
 from hiqcache.model import read_model
 
+pytestmark = pytest.mark.e2e
+
 SMALL = replace(CPU, shares=(), prefixes=(256,), requests=24)
 
 
-@pytest.mark.e2e
-def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
-    quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Other tests run beside this one, and nobody reads its times.
+@pytest.fixture(autouse=True)
+def _busy_machines_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run beside these, and nobody reads their times."""
     monkeypatch.setattr(measure, "reasons_disturbed", lambda *_: [])
+
+
+def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
+    quick_model: Path, tmp_path: Path
+) -> None:
     geometry = read_model(quick_model).geometry
     bench = Bench(quick_model, geometry, SMALL, True, (), tmp_path)
     plan = experiment("sweep", tuple(arms_named("bf16,int8")), SMALL, geometry, repeats=1)
