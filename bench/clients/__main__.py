@@ -24,8 +24,8 @@ from typing import Any
 
 from bench import REPOSITORY
 from bench.clients.recorder import Recorder
+from bench.clients.shape import GROUPS
 from bench.clients.tools import (
-    GROUPS,
     TOOLS,
     ClientError,
     Figures,

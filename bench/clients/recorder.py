@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,7 @@ class Recorder:
             "cached_tokens": sum(record.cached for record in whole),
         }
 
-    @contextmanager
+    @contextlib.contextmanager
     def serving(self) -> Iterator[Recorder]:
         """Serve in the background until left."""
         loop = asyncio.new_event_loop()
@@ -139,8 +139,8 @@ class Recorder:
     async def _pass_on(
         self, request: web.Request, session: aiohttp.ClientSession
     ) -> web.StreamResponse:
-        body = await request.read()
         start = time.perf_counter()
+        body = await request.read()
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _OWN}
         async with session.request(
             request.method,
@@ -156,10 +156,13 @@ class Recorder:
             if answer.content_type == "text/event-stream":
                 record = Record(path=request.path)
                 self.records.append(record)
-            async for data in answer.content.iter_any():
-                now = time.perf_counter() - start
-                await response.write(data)
-                if record:
-                    record.feed(data, now)
-            await response.write_eof()
+            # A client may leave once it has what it wants, which is after [DONE] or in the middle:
+            # then the record has not ended.
+            with contextlib.suppress(ConnectionResetError):
+                async for data in answer.content.iter_any():
+                    now = time.perf_counter() - start
+                    await response.write(data)
+                    if record:
+                        record.feed(data, now)
+                await response.write_eof()
             return response

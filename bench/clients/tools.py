@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-from openai import OpenAI
-
+from bench import REPOSITORY
+from bench.clients.shape import GROUPS, OUTPUT_TOKENS, PREFIX_TOKENS, SUFFIX_TOKENS
 from hiqcache import direct_http
-from loadtest.token_times import TokenTimes
-
-#: What each sends: shared prefixes that together take more than L1, so that L2 is read.
-GROUPS, PREFIX_TOKENS, SUFFIX_TOKENS, OUTPUT_TOKENS = 6, 256, 24, 16
 
 Figures = dict[str, float]
 
@@ -138,40 +130,12 @@ def aiperf_program() -> str:
 
 
 def openai(setting: Setting) -> Figures:
-    """The openai package, asked in a loop; times and usage as it hands them out."""
-    straight = httpx.Client(trust_env=False)
-    client = OpenAI(base_url=f"{setting.url}/v1", api_key="none", http_client=straight)
-    times: list[TokenTimes] = []
-    cached = 0
-    for number in range(setting.requests):
-        group = number * 5 % GROUPS
-        prompt = (
-            f"Group {group}. " + "It was a dark and stormy night. " * 30 + f"Question {number}?"
-        )
-        one = TokenTimes()
-        start = time.perf_counter()
-        stream: Any = client.chat.completions.create(
-            model="default",
-            messages=[{"role": "user", "content": prompt}],
-            max_tokens=OUTPUT_TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        for chunk in stream:
-            if chunk.choices and chunk.choices[0].delta.content:
-                one.chunk(one.output_tokens + 1, time.perf_counter() - start)
-            if chunk.usage and chunk.usage.prompt_tokens_details:
-                cached += chunk.usage.prompt_tokens_details.cached_tokens or 0
-        one.end(time.perf_counter() - start)
-        times.append(one)
-    return {
-        "requests": len(times),
-        "ttft_s": statistics.median(one.ttft for one in times),
-        "tpot_s": statistics.median(one.tpot for one in times if one.tpot is not None),
-        "cached_tokens": cached,
-    }
+    """The openai package, in a process of its own: the recorder would share its interpreter."""
+    output = setting.folder / "openai.json"
+    command = [sys.executable, "-m", "bench.clients.openai_loop", setting.url, str(output)]
+    _run([*command, str(setting.requests)], setting, "openai", PYTHONPATH=str(REPOSITORY))
+    found: Figures = json.loads(output.read_text())
+    return found
 
 
 TOOLS: dict[str, Callable[[Setting], Figures]] = {

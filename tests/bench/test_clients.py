@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -52,11 +53,11 @@ def test_a_stream_in_pieces_gives_times_and_cached_tokens(events: list[dict[str,
 
 class _Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        assert json.loads(body) == {"stream": True}
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body.keys() <= {"stream", "times"}
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        data = stream(GENERATE)
+        data = stream(GENERATE * body.get("times", 1))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -83,6 +84,22 @@ def test_the_recorder_hands_every_byte_on(upstream: str) -> None:
             assert answer.body == stream(GENERATE)
     found = recorder.figures()
     assert (found["requests"], found["cached_tokens"]) == (2, 14)
+
+
+def test_a_client_that_leaves_in_the_middle_is_no_error_and_no_figure(
+    upstream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Recorder(upstream, free_port()).serving() as recorder:
+        body = json.dumps({"stream": True, "times": 50_000})
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", recorder.port)) as leaving:
+                head = f"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                leaving.sendall(f"{head}{body}".encode())
+                leaving.recv(100)
+        direct_http.post(f"{recorder.url}/generate", {"stream": True})
+    assert len(recorder.records) == 4
+    assert recorder.figures()["requests"] == 1
+    assert "Error handling request" not in caplog.text
 
 
 def test_no_stream_is_an_error() -> None:
