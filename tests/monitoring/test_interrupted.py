@@ -1,4 +1,5 @@
-"""Prometheus and the exporter killed and started again, over two pages that count on meanwhile.
+"""Prometheus and the exporter killed and started again, and a volume that fills up, over two pages
+that count on meanwhile.
 
 The pages stand in for servers, which have no part in it: whoever scrapes them pulls.
 """
@@ -6,9 +7,10 @@ The pages stand in for servers, which have no part in it: whoever scrapes them p
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -78,8 +80,9 @@ class Watching:
             time.sleep(0.5)
 
 
-@pytest.fixture
-def watching(tmp_path: Path) -> Iterator[Watching]:
+@contextlib.contextmanager
+def watched(tmp_path: Path, within: Sequence[str] = ()) -> Iterator[Watching]:
+    """``within``: a command that runs Prometheus's, whose words follow it."""
     with page() as bf16, page() as int8, contextlib.ExitStack() as running:
         ports = {name: free_port() for name in ("exporter", "prometheus")}
         nobody = f"127.0.0.1:{free_port()}"
@@ -107,7 +110,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
         prometheus = Process(
             "Prometheus",
             [
-                *("prometheus", f"--config.file={config}", "--log.level=warn"),
+                *(*within, "prometheus", f"--config.file={config}", "--log.level=warn"),
                 f"--storage.tsdb.path={tmp_path / 'data'}",
                 f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
             ],
@@ -121,6 +124,12 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
             running.enter_context(process)
             process.wait_for(url)
         yield Watching(urls["prometheus"], ready)
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    with watched(tmp_path) as found:
+        yield found
 
 
 def test_nothing_is_lost_but_what_was_not_scraped(watching: Watching) -> None:
@@ -149,3 +158,43 @@ def test_nothing_is_lost_but_what_was_not_scraped(watching: Watching) -> None:
         watching.prometheus, 'ALERTS{alertstate="firing"}', time.time(), time.time(), 5
     )
     assert [row["metric"]["alertname"] for row in rows] == []
+
+
+#: Runs what follows with a volume of its own at "$1", of so many bytes.
+VOLUME = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+MOUNTED = 'mount -t tmpfs -o size=16m tmpfs "$1" && shift && exec "$@"'
+
+
+def test_a_full_volume_costs_the_samples_of_its_time(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    within = [*VOLUME, MOUNTED, "sh", str(data)]
+    tried = subprocess.run([*within, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"this machine gives no volume of its own to a test: {tried.stderr.strip()}")
+    with watched(tmp_path, within) as watching:
+        (exporter, healthy), (prometheus, _) = watching.processes
+        log = tmp_path / "prometheus.log"
+        watching.wait_for('hiqcache_arm_up{arm="int8"} == 1')
+        watching.wait_for(SERIES)
+        full = time.time()
+        (before, *_) = watching.samples(full, full)
+        assert prometheus.process is not None
+        filler = Path(f"/proc/{prometheus.process.pid}/root{data}/filler")
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(2**25))
+        deadline = time.monotonic() + 60
+        while "no space left on device" not in log.read_text():
+            assert time.monotonic() < deadline, "Prometheus does not say that its disk is full"
+            time.sleep(0.5)
+        # It still answers, from what it has; what it watches does not notice.
+        assert watching.samples(full, full) == [before]
+        assert direct_http.answers(healthy, timeout=5)
+        assert exporter.process is not None
+        assert exporter.process.poll() is None
+        filler.unlink()
+        again = time.time()
+        watching.wait_for(f"timestamp({SERIES}) > {again:.0f}")
+        assert watching.samples(full, full) == [before]
+        (after, *_) = watching.samples(time.time(), time.time())
+        assert after > before
