@@ -112,7 +112,7 @@ NEEDS: tuple[Need, ...] = (
             *("size", "page_num", "page_size", "layout", "pool_label", "dtype", "pin_memory"),
             *("allocator", "device", "kv_buffer", "size_per_token", "logical_size"),
             *("target_layer_num", "layer_num", "device_k_buffers", "device_v_buffers"),
-            *("k_data_refs", "v_data_refs", "_transfer_device"),
+            *("k_data_refs", "v_data_refs", "k_buffer", "v_buffer", "_transfer_device"),
             *("alloc", "free", "clear", "destroy", "available_size", "get_ksize_per_token"),
             *("get_hybrid_pool_buffer", "get_data_page", "get_dummy_flat_data_page"),
             *("set_from_flat_data_page", "get_page_buffer_meta", "is_stride_page_aligned"),

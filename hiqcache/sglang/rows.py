@@ -67,6 +67,9 @@ def host_buffers(pool: Any) -> Sequence[Sequence[torch.Tensor]]:
     page_first_direct.
     """
     if not isinstance(pool, MLATokenToKVPoolHost):
+        if pool.layout == "page_first_direct":
+            # 0.5.22's references are its pages then.
+            return (pool.k_buffer.unbind(1), pool.v_buffer.unbind(1))
         return (pool.k_data_refs, pool.v_data_refs)
     if pool.layout == "page_first_direct":
         return (pool.kv_buffer.unbind(1),)

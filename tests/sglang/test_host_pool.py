@@ -13,7 +13,7 @@ from hiqcache.codecs import TOKEN_CODECS, get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import kv_parts
 from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
-from tests.sglang.builders import DIM, HEADS, LAYERS, buffer_info, host_pool
+from tests.sglang.builders import DIM, HEADS, LAYERS, buffer_info, host_pool, needs_accounts
 
 STOCK_BYTES = 2 * LAYERS * HEADS * DIM * 2
 
@@ -44,6 +44,7 @@ def test_a_size_in_gigabytes_means_bytes() -> None:
     assert pool.size == int(1e6 // pool.size_per_token) + 1
 
 
+@needs_accounts
 def test_a_capacity_that_sglang_fixes_is_kept() -> None:
     assert host_pool(buffer_info(), host_token_capacity=40).size == 40
 

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from sglang.srt.mem_cache.device_pool_info import MLASplitBuffers
-from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation
 from sglang.srt.runtime_context import get_parallel
 
 from hiqcache.codecs import TOKEN_CODECS, get_codec
@@ -17,7 +15,16 @@ from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang.copying_pool import MLATokenToKVPoolHostCopy
 from hiqcache.sglang.host_pool import QuantisedMLATokenToKVPoolHost
 from hiqcache.transfers.base import in_blocks
-from tests.sglang.builders import LATENT, LAYERS, ROPE, host_pool, latent_info
+from tests.sglang.builders import (
+    LATENT,
+    LAYERS,
+    ROPE,
+    host_pool,
+    latent_info,
+    needs_latent_rows,
+)
+
+pytestmark = needs_latent_rows
 
 LAYOUTS = ["page_first", "page_first_direct", "layer_first"]
 
@@ -135,6 +142,9 @@ def test_ranks_that_share_a_page_keep_their_slots_of_it(layout: str) -> None:
 
 
 def test_latent_rows_that_are_not_served() -> None:
+    from sglang.srt.mem_cache.device_pool_info import MLASplitBuffers
+    from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation
+
     info = latent_info(64)
     split = MLASplitBuffers(
         k=torch.zeros(LAYERS, 64, 1, LATENT),

@@ -25,7 +25,14 @@ from hiqcache.sglang.host_pool import (
 )
 from hiqcache.sglang.observed import mark_eviction, observed
 from hiqcache.sglang.rows import device_buffers
-from tests.sglang.builders import LAYERS, buffer_info, host_pool, latent_info
+from tests.sglang.builders import (
+    LAYERS,
+    buffer_info,
+    host_pool,
+    latent_info,
+    needs_accounts,
+    needs_latent_rows,
+)
 
 #: Kinds of row that a sample compares: K and V, latent and rope, or latent rows whole.
 KINDS = {
@@ -69,7 +76,10 @@ class Watched:
             )
 
 
-@pytest.fixture(params=POOLS, ids=["int8", "copy", "latent int8", "latent copy"])
+@pytest.fixture(
+    params=[*POOLS[:2], *(pytest.param(pool, marks=needs_latent_rows) for pool in LATENT_POOLS)],
+    ids=["int8", "copy", "latent int8", "latent copy"],
+)
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watched:
     registry = CollectorRegistry()
     families = HostTierMetrics(registry)
@@ -262,6 +272,7 @@ def test_labels_name_codec_transfer_pool_model_and_rank(watched: Watched) -> Non
     assert labels[2:] == ("kv", "1", "0", "0", "m")
 
 
+@needs_accounts
 def test_staging_that_sglang_set_aside_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a 0 on a GPU says that the plug-in's hook has left it out."""
     monkeypatch.setenv("HIQCACHE_CODEC", "int8")

@@ -7,14 +7,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-from sglang.srt.mem_cache.device_pool_info import (
-    KVBufferLayout,
-    KVScaleBuffers,
-    KVScaleLayout,
-)
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
@@ -22,7 +16,7 @@ from hiqcache.compatibility import FAMILIES, UnsupportedError
 from hiqcache.settings import Settings
 from hiqcache.sglang import plugin, support
 from hiqcache.sglang.assembly import Assembly, building
-from tests.sglang.builders import LAYERS, buffer_info, host_pool
+from tests.sglang.builders import buffer_info, host_pool, packed_drafts
 
 WAY_OUT = "HIQCACHE_CODEC"
 
@@ -39,29 +33,21 @@ def refused(message: str, info: Any, **kwargs: Any) -> None:
 
 
 def test_a_quantised_l1() -> None:
-    scales = KVScaleBuffers(
-        k=tuple(torch.ones(64, 3) for _ in range(LAYERS)),
-        v=tuple(torch.ones(64, 3) for _ in range(LAYERS)),
-        layout=KVScaleLayout.TOKEN,
-    )
-    refused(
-        "quantised itself.*--kv-cache-dtype auto",
-        msgspec.structs.replace(buffer_info(), scales=scales),
-    )
+    refused("quantised itself.*--kv-cache-dtype auto", buffer_info(scaled=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32], ids=str)
 def test_other_dtypes(dtype: torch.dtype) -> None:
-    what = r"of 8 bits \(fp8\)" if dtype == torch.uint8 else str(dtype)
+    what = r"of 8 bits \(fp8\)" if dtype == torch.float8_e4m3fn else str(dtype)
     refused(f"is {what}.*bfloat16", buffer_info(dtype=dtype))
 
 
 def test_packed_draft_layers() -> None:
-    refused("1 MTP draft layer", buffer_info(), draft_buffer_infos=(buffer_info(layers=1),))
+    refused("1 MTP draft layer", buffer_info(), **packed_drafts(buffer_info(layers=1)))
 
 
 def test_unknown_device_layouts() -> None:
-    refused("layout 'hnd'", buffer_info(layout=KVBufferLayout.HND))
+    refused("layout 'hnd'", buffer_info(layout="hnd"))
 
 
 @pytest.mark.parametrize("layout", ["page_head", "page_first_kv_split", "page_unified", "new"])
