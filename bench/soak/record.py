@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab import environment
+from bench.soak import report
 
 
 @dataclass
 class Record:
-    """A JSON file with counts per arm, which a later session goes on from.
+    """A JSON file with counts per arm, which a later session goes on from; a report beside it.
 
     ``command``: of this session, for its entry.
     """
@@ -69,3 +70,4 @@ class Record:
         document = {"mode": self.mode, "arms": self.arms, "sessions": self.sessions}
         partial.write_text(json.dumps(document, indent=2) + "\n")
         partial.replace(self.path)
+        self.path.with_suffix(".md").write_text(report.markdown(document))

@@ -25,6 +25,10 @@ def test_sessions_add_up(tmp_path: Path) -> None:
     assert found["arms"]["int8"]["counts"] == {"checked_restores": 16, "loads": 2}
     assert found["arms"]["int8"]["seconds"] == 3.5
     assert found["arms"]["int8"]["faults"] == [{"session": 1, "round": 7}]
+    report = file.with_suffix(".md").read_text()
+    assert "| int8 | 16 | 0 | – | 1 | 4 |" in report
+    assert "- `one` on" in report
+    assert "- `two` on" in report
 
 
 def test_another_mode_s_file_is_refused(tmp_path: Path) -> None:
