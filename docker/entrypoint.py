@@ -247,7 +247,8 @@ def model_of(configuration: Configuration, settings: Settings) -> Model | None:
             raise
         return None  # SGLang's own pool serves models that a plan does not describe
     if settings.quantises:
-        model.family.require(f"{configuration.model} ({model.family.name})")
+        if (refusal := model.refusal(settings.codec)) is not None:
+            refusal.entry.require(f"{configuration.model} ({refusal.found})")
         try:
             for pool in model.pools:
                 layout_for(pool.geometry, settings.codec)

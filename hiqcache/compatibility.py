@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from hiqcache.geometry import KVGeometry
+from hiqcache.rotary import HALVES
 from hiqcache.storage.backends import REFUSED, SERVED
 
 #: What keeps any model served, and how it is refused.
@@ -339,6 +340,28 @@ FEATURES: Mapping[str, Entry] = _by_key(
         tested=(
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_a_quantised_l1"),
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_other_dtypes"),
+        ),
+    ),
+    Entry(
+        "rotary",
+        "Codec int4 and K that turns otherwise than by rotary halves of the whole head, or is not "
+        "known to",
+        refused="int4 stores channels c and c + head_dim / 2 as rotary halves of the whole head "
+        f"turn, which is known of {', '.join(HALVES)}.",
+        way_out="Set HIQCACHE_CODEC=int8",
+        tested=(
+            Evidence(
+                "unit",
+                "K of each model type that is known, and of others, looked at",
+                "CPU",
+                "tests/test_rotary.py::test_k_of_what_is_known_turns_by_halves_of_the_whole_head",
+            ),
+            Evidence(
+                "unit",
+                "refused",
+                "CPU",
+                _ASSEMBLY + "test_k_that_turns_otherwise_is_refused_for_int4",
+            ),
         ),
     ),
     Entry(

@@ -169,10 +169,9 @@ def _device(settings: Settings) -> Iterator[Check]:
 
 def _model(settings: Settings, pool: Pool) -> Check:
     model = pool.model
-    refused = model.family.refused if settings.quantises else ""
     text = [f"{model.family.name}, read from {model.source}"]
-    if refused:
-        return Check(False, "model", model.family.message(text[0]))
+    if (refusal := model.refusal(settings.codec)) is not None:
+        return Check(False, "model", refusal.entry.message(f"{text[0]}. {refusal.found}"))
     return Check(True, "model", ". ".join([*text, *model.notes]))
 
 
@@ -180,7 +179,7 @@ def _codec(settings: Settings, pool: Pool) -> Iterator[Check]:
     if settings.codec == STOCK:
         yield Check(True, "codec", "bf16, every model that SGLang serves")
         return
-    if pool.model.family.refused:
+    if pool.model.refusal(settings.codec) is not None:
         return  # said above
     transfer = "mover" if settings.transfer == "mover" else "fused"
     rows = plan(pool.model, pool.host_gb, pool.page_size)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from hiqcache.compatibility import Family
+from hiqcache.codecs.formats import BY_HALVES
+from hiqcache.compatibility import FEATURES, Entry, Family
 from hiqcache.geometry import GeometryError, KVGeometry
+from hiqcache.settings import STOCK
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,18 @@ class HostPool:
     token_share: float = 1.0
 
 
+class Refusal(NamedTuple):
+    """An entry of the table that a model falls under, and what of the model does."""
+
+    found: str
+    entry: Entry
+
+    @property
+    def reason(self) -> str:
+        """What was found and why that is refused, in a sentence."""
+        return f"{self.found}: {self.entry.refused}"
+
+
 @dataclass(frozen=True)
 class Model:
     """A model as one rank of SGLang serves it.
@@ -31,6 +46,7 @@ class Model:
     pools: its host pools of KV rows; empty where only SGLang's own reading could tell them.
     state_share: device bytes of recurrent state for each byte of KV (hybrids).
     source: what was read.
+    rotary: why codecs that take rotary halves for granted do not serve its K; empty where they do.
     notes: what the reading rests on that may be wrong, in sentences; empty for SGLang's own.
     """
 
@@ -38,8 +54,17 @@ class Model:
     family: Family
     pools: tuple[HostPool, ...]
     source: str
+    rotary: str = ""
     state_share: float = 0.0
     notes: tuple[str, ...] = ()
+
+    def refusal(self, codec: str) -> Refusal | None:
+        """Why ``codec`` does not serve it, as far as that is no matter of widths; None: it does."""
+        if codec != STOCK and self.family.refused:
+            return Refusal(self.family.name, self.family)
+        if codec in BY_HALVES and self.rotary:
+            return Refusal(self.rotary, FEATURES["rotary"])
+        return None
 
     @property
     def geometry(self) -> KVGeometry:

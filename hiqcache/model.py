@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from hiqcache.architectures import FAMILY_OF
 from hiqcache.compatibility import FAMILIES, Family
 from hiqcache.geometry import GeometryError, KVGeometry
 from hiqcache.host_pools import HostPool, Model, split
+from hiqcache.rotary import otherwise
 
 __all__ = ["HostPool", "Model", "read_model"]
 
@@ -56,7 +58,7 @@ class _UnreadableError(Exception):
 
 def _with_notes(model: Model, failures: list[str]) -> Model:
     notes = (*failures, *model.notes)
-    return Model(model.path, model.family, model.pools, model.source, model.state_share, notes)
+    return replace(model, notes=notes)
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def _by_rules(
             "installed."
         )
     notes = (f"Read from {source}.", *(() if defaults_known else assumed))
-    return Model(folder, family, pools, source, notes=notes)
+    return Model(folder, family, pools, source, rotary=otherwise(get), notes=notes)
 
 
 def _family_of(architectures: tuple[str, ...], get: Callable[[str], Any]) -> Family:

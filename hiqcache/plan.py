@@ -97,7 +97,8 @@ def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
     shares = gigabytes_of(model, host_gb)
     rows: list[Row] = []
     for codec, transfer in WAYS:
-        refused, kept = model.family.refused if codec != STOCK else "", []
+        refusal, kept = model.refusal(codec), []
+        refused = refusal.reason if refusal else ""
         for pool in model.pools:
             try:
                 kept.append(_bytes_per_token(pool.geometry, codec, page_size, transfer))

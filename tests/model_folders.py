@@ -49,6 +49,16 @@ STARCODER: Mapping[str, Any] = {
     "multi_query": True,
     "torch_dtype": "float32",
 }
+#: Plain heads, of which a part turns: its class says 0.5 where this says nothing.
+PHI2: Mapping[str, Any] = {
+    "model_type": "phi",
+    "architectures": ["PhiForCausalLM"],
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_size": 4096,
+    "torch_dtype": "bfloat16",
+}
 CHATGLM3: Mapping[str, Any] = {
     "model_type": "chatglm",
     "architectures": ["ChatGLMModel"],

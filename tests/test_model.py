@@ -22,6 +22,7 @@ from tests.model_folders import (
     GLM5,
     GPT_OSS_20B,
     MAMBA2,
+    PHI2,
     QWEN3_8B,
     QWEN3_NEXT,
     STARCODER,
@@ -38,8 +39,14 @@ PLAIN = [
     (GEMMA3_4B, KVGeometry.of_heads(34, 4, 256)),
     (STARCODER, KVGeometry.of_heads(40, 1, 128, "float16")),
     (CHATGLM3, KVGeometry.of_heads(28, 2, 128, "float16")),
+    (PHI2, KVGeometry.of_heads(32, 32, 128)),
 ]
-NAMES = ["qwen3", "no-head-dim", "float16", "float32", "gemma2", "gemma3", "starcoder", "chatglm"]
+NAMES = [
+    *("qwen3", "no-head-dim", "float16", "float32", "gemma2", "gemma3", "starcoder", "chatglm"),
+    "phi",
+]
+#: Those of which K turns otherwise than by rotary halves of the whole head.
+OTHERWISE = ("gpt_bigcode", "chatglm", "phi")
 
 
 def without_package(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -67,6 +74,7 @@ def test_the_shape_is_the_one_that_sglang_takes(
     assert read.geometry == expected
     assert read.source == "SGLang 0.5.23's ModelConfig"
     assert read.notes == ()
+    assert bool(read.rotary) == (config["model_type"] in OTHERWISE)
     assert read == read_model(tmp_path / "config.json")
 
 
@@ -80,6 +88,7 @@ def test_without_sglang_transformers_classes_say_the_same(
     without_package(monkeypatch, "sglang")
     read = read_model(write(tmp_path, config))
     assert (read.family.key, read.geometry) == ("plain", expected)
+    assert bool(read.rotary) == (config["model_type"] in OTHERWISE)
     assert "transformers" in read.source
     assert "no SGLang" in read.notes[0]
 
@@ -90,7 +99,9 @@ def test_by_keys_alone_what_is_missing_is_said(
     without_package(monkeypatch, "sglang", "transformers")
     assert read_model(write(tmp_path, QWEN3_8B)).geometry == KVGeometry.of_heads(36, 8, 128)
     assert read_model(write(tmp_path, CHATGLM3)).geometry.parts[0] == ("k", 2, 128)
+    assert read_model(write(tmp_path, QWEN3_8B)).rotary == ""
     starcoder = read_model(write(tmp_path, STARCODER))
+    assert "'gpt_bigcode'" in starcoder.rotary
     assert starcoder.geometry.parts[0] == ("k", 1, 128)
     assert "No key names the head_dim" in " ".join(starcoder.notes)
     # Its class says 8 KV heads of 128: keys alone can't know, and say so.

@@ -29,6 +29,9 @@ def int8_row(heads: int, width: int) -> RowFormat:
 INT4_WIDTHS = (32, 64, 128, 256)
 INT4_PAGES = (32, 64, 128)
 
+#: Codecs that take rotary halves for granted (hiqcache/rotary.py).
+BY_HALVES = frozenset({"int4"})
+
 #: Tokens of a page that int4 keeps finer, per head.
 INT4_KEPT = 4
 

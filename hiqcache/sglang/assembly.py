@@ -36,6 +36,7 @@ from hiqcache.sglang.support import (
     require_known_pool,
     require_l2_alone,
     require_no_decode_offload,
+    require_rotary,
     require_whole_pool,
 )
 
@@ -205,6 +206,17 @@ class Assembly:
             no_target = SimpleNamespace(token_to_kv_pool=None, mtp_draft_device_pools=())
             tp_worker = SimpleNamespace(model_runner=no_target)
         return original(tp_worker=tp_worker, draft_plan=draft_plan)
+
+    def check_model(self, context: Any) -> None:
+        """Refuse a model that the codec does not serve, before its host pools are built.
+
+        context: what SGLang gives create_tree_cache.
+        """
+        from sglang.srt.runtime_context import get_memory
+
+        asked = self._settings.retraction == "quantised"
+        if get_memory().enable_hierarchical_cache or asked:
+            require_rotary(self._settings.codec, context.model_config.hf_text_config)
 
     def create_tree_cache(self, cache: Any, context: Any) -> None:
         """Say so where the codec that was asked for has nothing to work on."""

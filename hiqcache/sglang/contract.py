@@ -47,7 +47,8 @@ NEEDS: tuple[Need, ...] = (
         "hooked: what is built inside is L2, or a pool for retracted requests",
         ("cache", "params"),
     ),
-    Need(BUILDER, "create_tree_cache", "hooked: whether there is an L2 at all"),
+    Need(BUILDER, "create_tree_cache", "hooked: the model, and whether there is an L2"),
+    Need(f"{MEM}.registry", "TreeCacheBuildContext", "the model", has=("model_config",)),
     Need(BUILDER, "maybe_register_hicache_draft", "hooked: what is built inside is a draft's"),
     Need(
         BUILDER,

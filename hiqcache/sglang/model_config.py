@@ -14,6 +14,7 @@ from typing import Any
 from hiqcache.compatibility import FAMILIES, Family
 from hiqcache.geometry import GeometryError, KVGeometry
 from hiqcache.host_pools import HostPool, Model, split
+from hiqcache.rotary import otherwise
 
 #: Device tokens of sliding-window layers for each token of the others, and device bytes of state
 #: for each byte of KV, where neither an argument nor the model says otherwise (SGLang's
@@ -50,6 +51,7 @@ def read(folder: Path, tp: int) -> Model:
         family,
         pools,
         f"{release}'s ModelConfig",
+        rotary=otherwise(lambda key: getattr(config.hf_text_config, key, None)),
         state_share=state if family.key.startswith("linear") else 0.0,
     )
 

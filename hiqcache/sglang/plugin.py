@@ -76,6 +76,7 @@ def register() -> None:
                 assembly.prepare_hicache_staging,
                 HookType.AROUND,
             ),
+            (f"{_BUILDER}.create_tree_cache", assembly.check_model, HookType.BEFORE),
             (f"{_BUILDER}.create_tree_cache", assembly.create_tree_cache, HookType.AFTER),
             (f"{_HYBRID_CONTROLLER}._move_pool_indices", _keep_indices, HookType.AROUND),
         ]

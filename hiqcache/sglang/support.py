@@ -10,9 +10,11 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES, Codec
+from hiqcache.codecs.formats import BY_HALVES
 from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
 from hiqcache.record import Format, Order, Part, RowFormat, format_of
+from hiqcache.rotary import otherwise
 from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.adapters import SERVED
 from hiqcache.sglang.contract import breaches
@@ -77,6 +79,16 @@ def require_family(family: Family | None, pool: str, latent: bool) -> None:
     (family or FEATURES["other_pools"]).require(found)
     if family is not None and "MLATokenToKVPoolHost" in family.pools and not latent:
         FEATURES["latent_release"].require(f"{found} keeps latent rows")
+
+
+def require_rotary(codec: str, config: Any) -> None:
+    """Refuse K that turns otherwise than ``codec`` takes for granted. Raises UnsupportedError.
+
+    ``config``: the model's text configuration.
+    """
+    found = otherwise(lambda key: getattr(config, key, None))
+    if codec in BY_HALVES and found:
+        FEATURES["rotary"].require(found)
 
 
 def require_whole_pool(kv_pool: Any) -> None:

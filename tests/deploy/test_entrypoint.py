@@ -20,6 +20,7 @@ from tests.model_folders import (
     GEMMA3_4B,
     GPT_OSS_20B,
     MAMBA2,
+    PHI2,
     QWEN3_8B,
     QWEN3_NEXT,
     without,
@@ -337,6 +338,16 @@ def test_the_table_decides_for_a_models_folder(
     with pytest.raises(UnsupportedError, match="Unset HIQCACHE_CODEC") as caught:
         entrypoint.model_of(configuration, Settings("int8"))
     assert model.family.refused in str(caught.value)
+
+
+def test_k_that_turns_otherwise_is_refused_for_int4_alone(
+    entrypoint: ModuleType, tmp_path: Path
+) -> None:
+    write(tmp_path, PHI2)
+    configuration = entrypoint.Configuration.from_env({"MODEL": str(tmp_path), "HICACHE_GB": "8"})
+    assert entrypoint.model_of(configuration, Settings("int8"))
+    with pytest.raises(UnsupportedError, match=r"K of model type 'phi'.*HIQCACHE_CODEC=int8"):
+        entrypoint.model_of(configuration, Settings("int4"))
 
 
 def test_a_head_dim_that_the_codec_does_not_serve_is_refused(

@@ -46,6 +46,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import HiCacheDraftMode, HiCacheDraftPlan
+from transformers import AutoConfig
 
 from hiqcache.compatibility import FAMILIES
 from hiqcache.sglang import families, plugin
@@ -297,8 +298,28 @@ def offloaded(codec: str) -> str:
 def without_l2(codec: str) -> str:
     """The plug-in's log where SGLang makes its prefix cache without L2. Call by ``apart``."""
     told = Assembled()
-    arguments = _published({"enable_hierarchical_cache": False}, codec, {}, 0, told)
-    params = plain(1)
+    _tree_cache({"enable_hierarchical_cache": False}, codec, told)
+    return told.log
+
+
+def of_model_type(kind: str, codec: str, *, enabled: bool = True) -> str:
+    """The refusal of a model of transformers' type ``kind``; "" if none. Call by ``apart``.
+
+    enabled: with L2.
+    """
+    flags = {"enable_hierarchical_cache": enabled, "page_size": 64}
+    try:
+        _tree_cache(flags, codec, Assembled(), AutoConfig.for_model(kind))
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def _tree_cache(
+    flags: dict[str, Any], codec: str, told: Assembled, text_config: Any = None
+) -> None:
+    arguments = _published(flags, codec, {}, 0, told)
+    params = plain(arguments.page_size)
     kv_cache_builder.create_tree_cache(
         TreeCacheBuildContext(
             server_args=arguments,
@@ -307,16 +328,16 @@ def without_l2(codec: str) -> str:
             full_tokens_per_layer=None,
             is_hybrid_ssm=False,
             is_dsa=False,
-            enable_hierarchical_cache=False,
+            enable_hierarchical_cache=arguments.enable_hierarchical_cache,
             disable_radix_cache=False,
-            tp_worker=None,
-            model_config=None,
+            # Told of the pools once they are built; no request is to come.
+            tp_worker=SimpleNamespace(register_hicache_layer_transfer_counter=lambda _: None),
+            model_config=SimpleNamespace(hf_text_config=text_config),
             tp_size=1,
             tp_rank=0,
             tp_group=None,
         )
     )
-    return told.log
 
 
 def staged(codec: str, *, flags: dict[str, Any] | None = None) -> list[int]:

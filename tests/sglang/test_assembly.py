@@ -16,6 +16,7 @@ from tests.sglang.assembled import (
     assembled,
     indexed,
     latent,
+    of_model_type,
     offloaded,
     plain,
     recurrent,
@@ -200,6 +201,24 @@ def test_without_l2_the_operator_is_told_once_what_to_add() -> None:
     assert log.count("does nothing here") == 1
     assert "--enable-hierarchical-cache" in log
     assert "does nothing" not in apart(without_l2, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "refused"),
+    [
+        ("llama", "int4", False),
+        ("cohere", "int4", True),
+        ("cohere", "int8", False),
+        ("cohere", "int8-rot", False),
+    ],
+)
+def test_k_that_turns_otherwise_is_refused_for_int4(kind: str, codec: str, refused: bool) -> None:
+    text = apart(of_model_type, kind, codec)
+    assert bool(text) == refused
+    if refused:
+        assert "K of model type 'cohere'" in text
+        assert "Set HIQCACHE_CODEC=int8" in text
+        assert apart(of_model_type, kind, codec, enabled=False) == "", "there is nothing to store"
 
 
 def test_write_back_memory_is_set_aside_for_sglangs_own_pools_alone() -> None:
