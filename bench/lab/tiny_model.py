@@ -9,6 +9,8 @@ import json
 import tempfile
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 from bench.lab import random_model
 
 #: As config.json says it. Ids up to 1,024; head_dim 64, which every transfer serves.
@@ -34,8 +36,20 @@ CONFIG = {
 ARGS = ("--skip-tokenizer-init",)
 
 
-def write(out: Path) -> Path:
-    """The model's folder ``out``."""
+def write(out: Path, keys: float = 1.0) -> Path:
+    """The model's folder ``out``.
+
+    keys: what K's projections are multiplied by. Below 1, attention weighs tokens more evenly, and
+    answers feel an error of K less than one of V.
+    """
     with tempfile.TemporaryDirectory() as shape:
         Path(shape, "config.json").write_text(json.dumps(CONFIG))
-        return random_model.write(Path(shape), out)
+        random_model.write(Path(shape), out)
+    if keys != 1:
+        file = out / "model.safetensors"
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if "k_proj" in name:
+                weight *= keys
+        save_file(weights, file, metadata={"format": "pt"})
+    return out

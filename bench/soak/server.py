@@ -6,6 +6,10 @@ chunks, flushes of both tiers. Every other answer is compared with its prompt's 
 while the prefix was in L1, by the log-probabilities of fixed token ids at the first position.
 A fault is an answer further off than half of what it takes to be another prompt's, or to have
 sixteen tokens in the middle replaced (the median): rounding and a codec's error lie well below.
+
+A codec of whole pages restores whole pages, and errs by more than what two suffixes of one prefix
+are apart. Its bound is half of what it takes to have a page replaced (the median), on a model whose
+K weighs less. ``replaced`` and ``replaced_seen`` count how many replacements the bound tells.
 """
 
 from __future__ import annotations
@@ -30,13 +34,17 @@ from bench.lab.servers import CPU_ARGS, CPU_ENV, Server
 from bench.verify.answers import Reply, ask, closest, distance
 from bench.verify.prompts import RandomPrompts
 from hiqcache import direct_http
+from hiqcache.codecs import get_codec
 
 #: Of a hundred requests: so many are checked; the others hang up, abort, or answer at length.
 CHECKED, HANG_UP, ABORT = 90, 3, 3
 #: Tokens of long answers; with others beside them they are retracted.
 LONG_ANSWER = 96
-#: Tokens whose replacement an answer must show: a page, where pages are small.
+#: Tokens whose replacement an answer must show, where a codec stores tokens one by one.
 REPLACED = 16
+#: What K's projections are multiplied by for a codec of whole pages: int4's error then moves the
+#: answers of 150 prompts by 0.7 at most, and a replaced page of 64 tokens those by 3.5 (median).
+WHOLE_PAGE_KEYS = 0.2
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,10 @@ class ServerSoak:
         self._chance = random.Random(seed)
         self._concurrency = concurrency if not cpu else min(concurrency, 4)
         self._checksum = checksum and arm.quantises
+        # bf16 is a copy, and no codec's name.
+        whole = arm.quantises and get_codec(arm.codec).page_sizes is not None
+        self._replaced = page_size if whole else REPLACED
+        self._whole_pages = whole
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
@@ -89,7 +101,7 @@ class ServerSoak:
         }
         self.server = Server(
             f"the {arm.name} server",
-            tiny_model.write(folder / "model"),
+            tiny_model.write(folder / "model", WHOLE_PAGE_KEYS if whole else 1.0),
             folder / "server.log",
             (
                 *(CPU_ARGS if cpu else ()),
@@ -161,9 +173,13 @@ class ServerSoak:
                     sample, pool.map(lambda index: self._changed(index), sample), strict=True
                 )
             ]
-        apart = closest([reply.values[0] for reply in self._references])
-        self.bound = min(apart, float(np.median(changed))) / 2
+        bound = float(np.median(changed)) / 2
+        if not self._whole_pages:
+            bound = min(bound, closest([reply.values[0] for reply in self._references]) / 2)
+        self.bound = bound
         self.counts["prompts"] = len(kept)
+        self.counts["replaced"] = len(changed)
+        self.counts["replaced_seen"] = sum(change > bound for change in changed)
 
     def _reference(self, prompt: list[int]) -> Reply | None:
         for _ in range(3):
@@ -175,8 +191,8 @@ class ServerSoak:
 
     def _changed(self, index: int) -> Reply:
         other = list(self._texts[index])
-        start = max(0, len(other) // 2 - REPLACED)
-        for place in range(start, start + REPLACED):
+        start = max(0, len(other) // 2 - self._replaced)
+        for place in range(start, min(start + self._replaced, len(other))):
             other[place] = self._prompts.other(other[place])
         return self._ask(other)
 

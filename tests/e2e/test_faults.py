@@ -145,3 +145,23 @@ def test_a_process_killed_amid_transfers_ends_all_and_loses_cache_alone(
     assert any(asked_again(soak)), "nothing is restored after a restart"
     with contextlib.suppress(OSError):
         flush(soak)
+
+
+def test_int4_is_judged_by_whole_pages() -> None:
+    found = ServerSoak(
+        arm_named("int4"), seed=1, checksum=True, cpu=True, concurrency=4, page_size=64, load=LOAD
+    )
+    try:
+        found.run(60)
+        assert found.faults == []
+        assert found.counts["checked_restores"] >= 60
+        # Half of the replacements lie above their median, and so above half of it.
+        assert found.counts["replaced_seen"] > found.counts["replaced"] / 2
+        short, long = (pick(range(len(found._texts)), key=lambda n: len(found._texts[n]))
+                       for pick in (min, max))  # fmt: skip
+        found._references[short] = found._references[long]
+        found._check(short)
+        (fault,) = found.faults
+        assert fault["change"] > found.bound
+    finally:
+        found.close()
