@@ -1,12 +1,16 @@
-"""The canary's figure beside the quality harness's, on the same texts and servers of every arm.
+"""The canary's figure beside the quality harness's, on the same windows and the same servers.
 
     python -m bench.canary [--model DIR] [--arms NAMES] [--restored 208] [--page-size 64] ...
 
-Each arm's server gets the harness's windows as the canary's prompts and no other load, so the
-canary pushes, and compares until so many prompts were restored. What a codec made of a prompt's
-rows stays in L2 as it is, so a lossy arm is compared twice on each prompt and no more. It fails
-where a copy differs by a bit, and where a codec's interval and the harness's lie apart. A codec of
-tokens has one figure at any page size. Beside the JSON stands a report of the same name.
+A lossy arm's server is measured by the harness first: its windows with their prefixes in L1, then
+restored. Both tiers are flushed, and the canary gets the same windows as its prompts, pushes, and
+compares until each was restored twice: what a codec made of a prompt's rows stays in L2 as it is.
+A copy is compared so many times, with the canary's own shorter prompts.
+
+It fails where a copy differs by a bit; where the canary's interval and the harness's lie apart,
+both of the tokens that the canary's reference lists; and where the harness's own figure, of far
+more tokens, is not what results/quality says. A codec of tokens has one figure at any page size.
+Beside the JSON stands a report of the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 from tqdm import tqdm
+from transformers import AutoConfig, AutoTokenizer
 
 from bench import REPOSITORY
 from bench.lab import environment, models, shards
@@ -32,17 +38,18 @@ from bench.lab.bootstrap import bootstrap
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
 from bench.lab.shards import Shards
 from bench.lab.table import Table
-from bench.lab.texts import TEXTS, tokens_of, windows
+from bench.lab.texts import TEXTS
+from bench.quality.measures import divergence, first_tokens
+from bench.quality.prompts import Size, Window, build
+from bench.quality.scoring import Scored, Scorer
 from hiqcache.canary.command import summary
 from hiqcache.canary.metrics import CanaryMetrics
-from hiqcache.canary.server import Client
+from hiqcache.canary.server import TOP, Client
 from hiqcache.canary.watch import Plan, Watch
 
-#: Tokens restored and scored: the quality harness's; and the canary's own, for a copy, which is not
-#: compared with the harness but asked often.
-HARNESS, OWN = (1024, 128), (256, 32)
-#: The harness's windows of each text.
-WINDOWS = 8
+#: Tokens restored and scored by the canary of a copy, which is not compared with the harness but
+#: asked often.
+OWN = (256, 32)
 #: L1, so small that a few prompts fill it; L2 holds all of them and what pushes them, in the bytes
 #: of so many times L1's tokens: half a gigabyte, as SGLang wants ten more to be free.
 L1_TOKENS = 3072
@@ -51,24 +58,59 @@ L2_RATIO = 4
 STALLED_S = 900
 
 
-def prompts(model: Path) -> dict[str, str]:
-    """The harness's windows as texts."""
-    from transformers import AutoTokenizer
+@dataclass
+class WindowClient(Client):
+    """A client whose texts are names of windows, which it has in tokens."""
 
+    windows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.windows[text])
+
+
+def harness_windows(model: Path) -> dict[str, Window]:
+    """The harness's windows, by name."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    # A few tokens more: cut tokens may join when their text is read again.
-    width = sum(HARNESS) + 16
+    vocabulary = AutoConfig.from_pretrained(model).vocab_size
+    found = build(tokenizer, vocabulary, Size(), list(TEXTS)).windows
+    # All lists of one length: whole vocabularies, which the harness asks for now and then, take
+    # seconds.
     return {
-        f"{name}-{number}": tokenizer.decode(window)
-        for name in TEXTS
-        for number, window in enumerate(windows(tokens_of(name, tokenizer), WINDOWS, width))
+        f"{window.text}-{number}": replace(window, top=Size.top)
+        for number, window in enumerate(found)
     }
+
+
+def offline(scorer: Scorer, windows: Mapping[str, Window], vocabulary: int) -> dict[str, Any]:
+    """What the harness says of a server: KL of restored windows against the same in L1.
+
+    ``listed``: of the tokens that a canary's reference lists, all others as one; ``harness``: of as
+    many as the harness lists. Raises RuntimeError where a prefix was not where it must be.
+    """
+
+    def ask(window: Window, tier: str) -> Scored:
+        (scored,) = scorer.score(window.tokens, window.prefix, window.top)
+        if getattr(scored, tier) != scorer.cached_of(window.prefix):
+            raise RuntimeError(f"{getattr(scored, tier)} tokens of a prefix came from {tier}.")
+        return scored
+
+    references = {}
+    for name, window in windows.items():
+        scorer.fill(window.tokens[: window.prefix])
+        references[name] = ask(window, "device")
+    rows: dict[str, list[Any]] = {"listed": [], "harness": []}
+    for name, window in windows.items():
+        restored = ask(window, "host")
+        rows["harness"].append(divergence(references[name], restored, vocabulary))
+        rows["listed"].append(divergence(first_tokens(references[name], TOP), restored, vocabulary))
+    scorer.flush()
+    return {name: bootstrap(found, _mean).as_dict() for name, found in rows.items()}
 
 
 def measure(
     arm: Arm,
     model: Path,
-    texts: dict[str, str],
+    windows: Mapping[str, Window],
     restored: int,
     cut: Shards,
     cpu: bool,
@@ -86,10 +128,18 @@ def measure(
         ),
         {**(CPU_ENV if cpu else {}), **arm.env},
     )
+    harness = None
     with serving(server), tqdm(total=restored, desc=arm.name, unit="prompt") as bar:
-        prefix, scored = HARNESS if arm.quantises else OWN
-        plan = Plan(1.0, prefix, scored, 10**9, 0.01, texts)
-        watch = Watch(arm.name, Client(server.url), plan, CanaryMetrics(CollectorRegistry()))
+        prefix, scored = OWN
+        if arm.quantises:
+            vocabulary = AutoConfig.from_pretrained(model).vocab_size
+            harness = offline(Scorer(server.url, page_size=cut.page_size), windows, vocabulary)
+            prefix, scored = Size.prefix, Size.suffix
+        plan = Plan(1.0, prefix, scored, 10**9, 0.01, {name: name for name in windows})
+        client = WindowClient(
+            server.url, windows={name: window.tokens for name, window in windows.items()}
+        )
+        watch = Watch(arm.name, client, plan, CanaryMetrics(CollectorRegistry()))
         latest = time.monotonic()
         while (compared := len(watch.comparisons)) < restored:
             watch.visit()
@@ -111,6 +161,7 @@ def measure(
         "kl_nats_interval": bootstrap(
             [np.array(row) for row in by_prompt.values()], _mean
         ).as_dict(),
+        "harness_kl_nats": harness,
         "l2_tokens_at_most": watch.budget.taken(tiers),
         "l2_tokens_allowed": watch.budget.allowed(tiers),
         "stored_tokens": tiers.stored,
@@ -125,7 +176,7 @@ def problems(arms: Mapping[str, Mapping[str, Any]], restored: int) -> list[str]:
     """What is wrong with the arms' figures, in words; none where nothing is.
 
     A copy must have been compared ``restored`` times and read exactly zero each time. Of a codec,
-    the canary's interval and the harness's must meet: both are of the same texts.
+    the canary's interval and the harness's must meet, and the harness's own and the published one.
     """
     found = []
     for name, arm in arms.items():
@@ -139,10 +190,15 @@ def problems(arms: Mapping[str, Mapping[str, Any]], restored: int) -> list[str]:
                 )
             continue
         ours, theirs = arm["kl_nats_interval"], arm["harness_kl_nats"]
-        if theirs and (ours["high"] < theirs["low"] or theirs["high"] < ours["low"]):
+        published = arm["published_kl_nats"]
+        if _apart(ours, theirs["listed"]):
             found.append(
-                f"{name}: {ours['value']:g} nats ({ours['low']:g} to {ours['high']:g}), where the "
-                f"harness has {theirs['value']:g} ({theirs['low']:g} to {theirs['high']:g})."
+                f"{name}: {_figure(ours)} nats, where the harness has {_figure(theirs['listed'])}."
+            )
+        if published and _apart(theirs["harness"], published):
+            found.append(
+                f"{name}: the harness has {_figure(theirs['harness'])} nats, where results/quality "
+                f"has {_figure(published)}."
             )
     return found
 
@@ -151,7 +207,8 @@ def report(document: Mapping[str, Any]) -> str:
     """A document of this measurement in Markdown."""
     rows = []
     for name, arm in document["arms"].items():
-        interval, theirs = arm["kl_nats_interval"], arm["harness_kl_nats"]
+        interval, theirs = arm["kl_nats_interval"], arm["harness_kl_nats"] or {}
+        figures = (theirs.get("listed"), theirs.get("harness"), arm["published_kl_nats"])
         rows.append(
             (
                 name,
@@ -159,7 +216,7 @@ def report(document: Mapping[str, Any]) -> str:
                 f"{arm['restored']} of {arm['prompts']}",
                 str(arm["identical"]),
                 _figure(interval),
-                _figure(theirs) if theirs else "not measured",
+                *(_figure(figure) if figure else "–" for figure in figures),
                 f"{arm['kl_nats_max']:.2g}",
                 f"{arm['top1_agreement']:.2%}",
             )
@@ -167,7 +224,8 @@ def report(document: Mapping[str, Any]) -> str:
     table = Table(
         (
             *("arm", "tokens restored + scored", "comparisons of prompts", "bit-identical"),
-            *("KL, nats per token", "the harness's", "largest", "top-1"),
+            *("KL, nats per token", "the harness's, of as many tokens listed"),
+            *("the harness's own", "results/quality", "largest", "top-1"),
         ),
         rows,
     )
@@ -179,9 +237,9 @@ def report(document: Mapping[str, Any]) -> str:
         table.markdown(),
         "",
         "KL of restored prefixes against the same prefixes in L1; intervals: 95 %, bootstrap over "
-        "prompts. The harness's figures: results/quality, where model and codec have one; it "
-        "counts 4096 tokens at each position one by one, the canary the 20 that its reference "
-        f"lists{shards.described(document)}.",
+        f"prompts. At each position the canary counts the {TOP} tokens of its reference one by one "
+        f"and all others as one, the harness {Size.top}: the fewer, the lower"
+        f"{shards.described(document)}.",
         "",
         *(f"- **{problem}**" for problem in document["problems"] or ()),
         *([""] if document["problems"] else ()),
@@ -195,7 +253,11 @@ def _figure(interval: Mapping[str, float]) -> str:
     return f"{interval['value']:.3g} ({interval['low']:.3g} to {interval['high']:.3g})"
 
 
-def harness(model: Path) -> dict[str, Any]:
+def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one["high"] < other["low"] or other["high"] < one["low"]
+
+
+def published(model: Path) -> dict[str, Any]:
     """The quality harness's mean KL of the same model, by arm, where there is a result."""
     file = REPOSITORY / "results" / "quality" / model.name / "summary.json"
     if not file.exists():
@@ -216,7 +278,7 @@ def main() -> int:
     arguments = parser.parse_args()
     model = arguments.model or models.prepare()
     out = arguments.out or REPOSITORY / "results" / "canary" / f"{model.name}.json"
-    texts, offline = prompts(model), harness(model)
+    windows, known = harness_windows(model), published(model)
     cpu = arguments.cpu or not torch.cuda.is_available()
     cut = shards.chosen(arguments, cpu)
     document: dict[str, Any] = {
@@ -230,9 +292,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for arm in arguments.arms:
             log = Path(folder, f"{arm.file_name}.log")
-            wanted = 2 * len(texts) if arm.quantises else arguments.restored
-            found = measure(arm, model, texts, wanted, cut, cpu, log)
-            found["harness_kl_nats"] = offline.get(arm.name)
+            wanted = 2 * len(windows) if arm.quantises else arguments.restored
+            found = measure(arm, model, windows, wanted, cut, cpu, log)
+            found["published_kl_nats"] = known.get(arm.name)
             document["arms"][arm.name] = found
             print(json.dumps({arm.name: found}, indent=2), flush=True)
             document["problems"] = problems(document["arms"], arguments.restored)
