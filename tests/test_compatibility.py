@@ -45,6 +45,19 @@ def test_sglang_has_the_pools_that_the_table_names() -> None:
         assert any(hasattr(module, name) for module in modules), name
 
 
+def test_pools_that_stay_sglangs_own_beside_l2_are_the_tables() -> None:
+    from hiqcache.sglang.support import NATIVE_POOLS
+
+    quantised = {"MHATokenToKVPoolHost", "MLATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost"}
+    named = {
+        pool
+        for family in FAMILIES.values()
+        if family.quantised != "nothing"
+        for pool in family.pools
+    }
+    assert named - quantised == NATIVE_POOLS
+
+
 def test_every_refusal_says_what_was_found_why_and_what_to_do() -> None:
     for entry in ENTRIES:
         if entry.served:
