@@ -14,9 +14,10 @@ from hiqcache.rotary import HALVES, otherwise
 LAYERS, WIDTH, POSITIONS = 4, 32, 16
 
 OTHERS: list[tuple[str, dict[str, Any]]] = [
-    *((kind, {}) for kind in ("cohere", "cohere2", "glm", "glm4", "ernie4_5")),
-    *((kind, {}) for kind in ("glm4_moe", "phi", "gpt_neox", "stablelm", "persimmon", "nemotron")),
-    *((kind, {}) for kind in ("smollm3", "gpt2", "gpt_bigcode", "opt")),
+    *((kind, {}) for kind in ("cohere", "ernie4_5")),  # neighbours
+    *((kind, {}) for kind in ("glm4", "phi", "gpt_neox")),  # a part of a head
+    *((kind, {}) for kind in ("cohere2", "smollm3")),  # not in every layer
+    ("gpt2", {}),  # in none
     ("phi3", {"partial_rotary_factor": 0.5}),
 ]
 
