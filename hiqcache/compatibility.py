@@ -254,7 +254,18 @@ FEATURES: Mapping[str, Entry] = _by_key(
             Evidence("random", "Qwen3-8B's shape", "2 x H200", "results/h200/server_tp2.json"),
         ),
     ),
-    Entry("pp", "Pipeline parallelism (--pp-size)"),
+    Entry(
+        "pp",
+        "Pipeline parallelism (--pp-size)",
+        tested=(
+            Evidence(
+                "unit",
+                "stages get equal slots, by SGLang's assembly",
+                "CPU",
+                _ASSEMBLY + "test_pipeline_stages_get_equal_slots_without_asking_each_other",
+            ),
+        ),
+    ),
     Entry("dp", "DP attention (--attn-dp-size)"),
     Entry(
         "layouts",
