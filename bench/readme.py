@@ -114,6 +114,7 @@ BLOCKS: Mapping[str, Loader] = MappingProxyType(
         "same-tokens": _one("h200/same_tokens.json", lambda s: tables.same_tokens(s).markdown()),
         "same-bytes": _one("h200/same_bytes.json", lambda s: tables.same_bytes(s).markdown()),
         "pairs": _one("h200/same_bytes.json", lambda s: tables.pairs(s).markdown()),
+        "l3": _one("l3/smollm2/l3.json", lambda s: tables.l3(s).markdown()),
         "sweep": _one("h200/sweep.json", lambda s: tables.sweep(s).markdown()),
         "traces": _traces,
         "replays": _replays,
