@@ -101,7 +101,7 @@ logs: ## Follow the stack's logs
 	$(COMPOSE) logs -f
 
 images: ## Build every image
-	$(COMPOSE) --profile cpu --profile gpu build
+	$(COMPOSE) --profile cpu --profile gpu --profile fleet build
 
 dashboards: env ## Generate the dashboards' JSON from their code
 	$(BIN)/python -m monitoring.dashboards

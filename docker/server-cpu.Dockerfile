@@ -10,9 +10,9 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/venv
-COPY requirements/cpu.lock requirements/cpu-nodeps.lock /tmp/locks/
+COPY requirements/cpu.lock requirements/cpu-nodeps.lock requirements/mooncake.lock /tmp/locks/
 RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes \
-      -r /tmp/locks/cpu.lock -r /tmp/locks/cpu-nodeps.lock
+      -r /tmp/locks/cpu.lock -r /tmp/locks/cpu-nodeps.lock -r /tmp/locks/mooncake.lock
 
 FROM dependencies AS model
 COPY bench/__init__.py /src/bench/
@@ -27,13 +27,21 @@ RUN /opt/venv/bin/python -m pip install --no-deps --no-build-isolation --prefix 
 
 # On top of the dependencies, not a copy of them: neither stage holds a compiler.
 FROM dependencies
+# Mooncake's library is linked to it, though it goes over TCP here. Debian's archive keeps only the
+# newest build of a package, so a pinned version stops building.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends libibverbs1 \
+ && rm -rf /var/lib/apt/lists/*
 ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="HiQCache CPU server" \
       org.opencontainers.image.description="SGLang with a quantised host KV tier, on a CPU" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
+# Volumes take over the owner of the folder they are mounted on.
 RUN groupadd --gid 10001 hiqcache \
- && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache \
+ && install -d -o 10001 -g 10001 /cache/hicache
 COPY --from=model /opt/models /opt/models
 COPY --from=package /overlay/ /opt/venv/
 COPY docker/entrypoint.py docker/healthcheck.py /opt/hiqcache/

@@ -34,7 +34,7 @@ LABEL org.opencontainers.image.title="HiQCache CUDA server" \
 # Volumes take over the owner of the folder they are mounted on.
 RUN groupadd --gid 10001 hiqcache \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache \
- && install -d -o 10001 -g 10001 /cache/models /cache/kernels
+ && install -d -o 10001 -g 10001 /cache/models /cache/kernels /cache/hicache
 COPY --from=package /overlay/ /opt/venv/
 COPY docker/entrypoint.py docker/healthcheck.py /opt/hiqcache/
 # The root file system may be read-only: what is written goes to /tmp and /cache. Kernels that were

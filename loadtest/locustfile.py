@@ -196,6 +196,7 @@ class ArmUser(User):
                 current.options.workload,
                 request,
                 current.options.request_timeout,
+                current.options.model,
             )
             current.record(sample)
             if sample.outcome != "ok":

@@ -19,6 +19,7 @@ from loadtest.workloads import (
     Workload,
     poisson,
 )
+from loadtest.workloads.base import ANY_MODEL
 
 logger = logging.getLogger("hiqcache.load")
 
@@ -41,6 +42,7 @@ class Option(NamedTuple):
 OPTIONS = (
     Option("arms", ARMS, "name=url of each server, separated by commas; all get the same load"),
     Option("workload", SharedPrefix.name, "what to send", tuple(kind.name for kind in WORKLOADS)),
+    Option("model", ANY_MODEL, "the model's name in requests: SGLang takes any, a router does not"),
     Option("seed", 0, "fixes every prompt and their order"),
     Option("requests", 0, "conversations per arm and load process; 0: no end"),
     Option("rate", 0.0, "Poisson arrivals per second and arm; 0: each user sends when it can"),

@@ -18,7 +18,7 @@ import requests
 import urllib3
 
 from loadtest.token_times import TokenTimes
-from loadtest.workloads.base import Request
+from loadtest.workloads.base import ANY_MODEL, Request
 
 Outcome = Literal["ok", "error", "timeout", "truncated"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "truncated")
@@ -75,8 +75,9 @@ def send(
     workload: str,
     request: Request,
     timeout: float,
+    model: str = ANY_MODEL,
 ) -> Sample:
-    """Send ``request`` to the server at ``url`` and read its stream to the end.
+    """Send ``request`` for ``model`` to the server at ``url`` and read its stream to the end.
 
     ``timeout`` (seconds) bounds both the silence between two chunks and the whole. Never raises for
     what a server or a network does: that is the sample's outcome.
@@ -86,7 +87,7 @@ def send(
     try:
         with session.post(
             f"{url}{request.path}",
-            json=request.body(),
+            json=request.body(model),
             stream=True,
             timeout=(min(CONNECT_TIMEOUT_S, timeout), timeout),
         ) as response:

@@ -5,11 +5,12 @@ canary, load. What the tests query and the preview draws.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,17 +43,25 @@ class StackError(RuntimeError):
 
 @dataclass
 class Process:
-    """A program with a log, ended by its own process id."""
+    """A program with a log, ended by its own process id.
+
+    env: variables set on top of this process's.
+    """
 
     name: str
     command: Sequence[str]
     log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __enter__(self) -> Process:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
+                self.command,
+                cwd=REPOSITORY,
+                env={**os.environ, **self.env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         return self
 
@@ -97,7 +106,7 @@ class Stack:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The result of an instant query. Raises HttpError where Prometheus refuses it."""
-        return _ask(self.prometheus, "query", {"query": expression})
+        return ask(self.prometheus, "query", {"query": expression})
 
     def query_range(
         self, expression: str, start: float, end: float, step: float
@@ -140,27 +149,59 @@ def query_range(
 ) -> list[dict[str, Any]]:
     """The result of a range query of the Prometheus at that address, times in seconds."""
     parameters = {"query": expression, "start": start, "end": end, "step": step}
-    return _ask(prometheus, "query_range", parameters)
+    return ask(prometheus, "query_range", parameters)
 
 
-def _ask(prometheus: str, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+def ask(prometheus: str, kind: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result of a query, or query_range, of the Prometheus at that address."""
     url = f"{prometheus}/api/v1/{kind}?{urlencode(parameters)}"
     result: list[dict[str, Any]] = direct_http.get(url, timeout=_TIMEOUT).json()["data"]["result"]
     return result
 
 
-def loopback_config(targets: dict[str, str]) -> dict[str, Any]:
-    """prometheus.yml with every target that ``targets`` names moved to its value.
+def loopback_config(targets: dict[str, str], expected: bool = True) -> dict[str, Any]:
+    """prometheus.yml with every target moved to the value that ``targets`` has for its host:port.
 
-    Jobs that look targets up in a network's DNS are left out.
+    Of what is looked up in a network's DNS, that alone which ``targets`` names; and of the rest
+    too, unless it is ``expected``: then a target that is not named raises KeyError.
     """
     config: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     config["rule_files"] = [str(FOLDER / pattern) for pattern in config["rule_files"]]
-    jobs = [job for job in config["scrape_configs"] if "static_configs" in job]
-    for job in jobs:
-        for group in job["static_configs"]:
-            group["targets"] = [targets[target] for target in group["targets"]]
+    for job in config["scrape_configs"]:
+        groups = job.setdefault("static_configs", [])
+        for group in groups:
+            named = [each for each in group["targets"] if expected or each in targets]
+            group["targets"] = [targets[each] for each in named]
+        for lookup in job.pop("dns_sd_configs", ()):
+            for name in lookup["names"]:
+                if target := targets.get(f"{name}:{lookup['port']}"):
+                    groups.append({"targets": [target], "labels": {"__meta_dns_name": name}})
+    jobs = [
+        job
+        for job in config["scrape_configs"]
+        if any(group["targets"] for group in job["static_configs"])
+    ]
     return {**config, "scrape_configs": jobs}
+
+
+def prometheus_on(folder: Path, port: int, config: dict[str, Any]) -> Process:
+    """Prometheus with ``config`` on loopback, its data and log in ``folder``.
+
+    Raises StackError where it is not installed.
+    """
+    if shutil.which("prometheus") is None:
+        raise StackError("prometheus is not installed: apt-get install prometheus")
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config))
+    return Process(
+        "Prometheus",
+        [
+            *("prometheus", f"--config.file={file}", "--log.level=warn"),
+            f"--storage.tsdb.path={folder / 'prometheus'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        folder / "prometheus.log",
+    )
 
 
 @contextlib.contextmanager
@@ -169,8 +210,6 @@ def stack(folder: Path) -> Iterator[Stack]:
 
     Raises StackError or ServerError where one does not start.
     """
-    if shutil.which("prometheus") is None:
-        raise StackError("prometheus is not installed: apt-get install prometheus")
     model = prepare()
     sizes = ("--max-total-tokens", str(L1_TOKENS), "--skip-server-warmup")
     servers = {
@@ -185,7 +224,6 @@ def stack(folder: Path) -> Iterator[Stack]:
     }
     ports = {name: free_port() for name in ("exporter", "canary", "load", "prometheus")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    config = folder / "prometheus.yml"
     targets = {
         **{f"sglang-{arm}:30000": f"127.0.0.1:{server.port}" for arm, server in servers.items()},
         "exporter:9645": f"127.0.0.1:{ports['exporter']}",
@@ -193,7 +231,6 @@ def stack(folder: Path) -> Iterator[Stack]:
         "locust:9646": f"127.0.0.1:{ports['load']}",
         "localhost:9090": f"127.0.0.1:{ports['prometheus']}",
     }
-    config.write_text(yaml.safe_dump(loopback_config(targets)))
     arms = {"control": "bf16", "treatment": "int8"}
     exporter = Process(
         "the exporter",
@@ -218,15 +255,7 @@ def stack(folder: Path) -> Iterator[Stack]:
         ],
         folder / "canary.log",
     )
-    prometheus = Process(
-        "Prometheus",
-        [
-            *("prometheus", f"--config.file={config}", "--log.level=warn"),
-            f"--storage.tsdb.path={folder / 'prometheus'}",
-            f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
-        ],
-        folder / "prometheus.log",
-    )
+    prometheus = prometheus_on(folder, ports["prometheus"], loopback_config(targets))
     with contextlib.ExitStack() as running:
         # One after the other: both load a model, and SGLang refuses a pool where less than 10 GB of
         # the machine's memory are free.

@@ -39,14 +39,18 @@ def client_of(url: str) -> OpenAI:
     )
 
 
-def complete(client: OpenAI, prompt: str | list[int], max_tokens: int) -> Completion:
-    """Stream a greedy completion of ``prompt`` (text or token ids).
+def complete(
+    client: OpenAI, prompt: str | list[int], max_tokens: int, model: str = "default"
+) -> Completion:
+    """Stream a greedy completion of ``prompt`` (text or token ids) by ``model``.
+
+    SGLang serves one model and takes any name for it; a router does not.
 
     Raises openai.OpenAIError where the server fails, RuntimeError for a stream that ended early.
     """
     start = time.perf_counter()
     stream: Any = client.completions.create(
-        model="default",
+        model=model,
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=0,

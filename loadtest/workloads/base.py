@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 #: more, and above the special and byte tokens that vocabularies begin with.
 TOKEN_IDS = range(1_000, 30_000)
 
+#: SGLang serves one model and takes any name for it. A router in front of it does not.
+ANY_MODEL = "default"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -38,16 +41,15 @@ class Request:
         """The endpoint it goes to."""
         return "/v1/completions" if self.tokens is not None else "/v1/chat/completions"
 
-    def body(self) -> dict[str, Any]:
-        """The JSON body: streamed, greedy, with token counts in every chunk."""
+    def body(self, model: str = ANY_MODEL) -> dict[str, Any]:
+        """The JSON body for ``model``: streamed, greedy, with token counts in every chunk."""
         prompt: dict[str, Any] = (
             {"prompt": list(self.tokens)}
             if self.tokens is not None
             else {"messages": list(self.messages or ())}
         )
         return {
-            # SGLang serves one model and takes any name for it.
-            "model": "default",
+            "model": model,
             **prompt,
             "max_tokens": self.max_tokens,
             "temperature": 0.0,

@@ -25,8 +25,8 @@ PYTHON = "python:3.11-slim-bookworm"
 PROMETHEUS = "prom/prometheus:v3.13.2"
 GRAFANA = "grafana/grafana:13.2.3"
 
-#: The images of the CPU stack that this repository builds.
-BUILT = ("exporter", "loadgen", "server-cpu")
+#: The images of the CPU stacks that this repository builds.
+BUILT = ("exporter", "loadgen", "router", "server-cpu")
 
 #: The same paths, user and entry point as the official image has.
 _PROMETHEUS_DOCKERFILE = f"""

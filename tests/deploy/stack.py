@@ -1,16 +1,19 @@
-"""The CPU stack of compose.yaml under test: its commands, and questions to its Prometheus."""
+"""A CPU stack of compose.yaml under test: its commands, and questions to its Prometheus."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from bench.lab.servers import free_port
 from hiqcache import direct_http
-from tests.deploy.engine import Engine
+from tests.deploy import images
+from tests.deploy.engine import Engine, leftovers
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = "hiqcache-test"
@@ -20,20 +23,24 @@ PROJECT = "hiqcache-test"
 class Stack:
     """A Compose project of its own name, on ports of its own.
 
-    files: the Compose files, ports: what the variables <NAME>_PORT say.
+    files: the Compose files, ports: what the variables <NAME>_PORT say. profiles: in place of the
+    one that .env names; none: that one.
     """
 
     engine: Engine
     files: tuple[Path, ...]
     ports: dict[str, int]
+    profiles: tuple[str, ...] = ()
 
     def compose(self, *arguments: str, timeout: float = 600, check: bool = True) -> str:
         """Run ``docker compose …``; returns its standard output. Raises EngineError."""
         files = [part for file in self.files for part in ("--file", str(file))]
+        profiles = [part for name in self.profiles for part in ("--profile", name)]
         variables = {f"{name}_PORT": str(port) for name, port in self.ports.items()}
         return self.engine.docker(
             *("compose", "--project-name", PROJECT, "--project-directory", str(REPOSITORY)),
             *files,
+            *profiles,
             *arguments,
             timeout=timeout,
             check=check,
@@ -65,6 +72,35 @@ class Stack:
     def by_arm(self, promql: str) -> dict[str, float]:
         """The values of ``promql``, which must keep the arm label, by arm."""
         return {labels["arm"]: value for labels, value in self.query(promql)}
+
+
+@contextlib.contextmanager
+def running(
+    engine: Engine, missing_images: Sequence[str], folder: Path, *profiles: str
+) -> Iterator[Stack]:
+    """A stack whose services the caller starts, and of which nothing is left afterwards.
+
+    missing_images: what cannot be pulled here. Raises AssertionError where something is left.
+    """
+    files = [REPOSITORY / "compose.yaml"]
+    if images.GRAFANA in missing_images:
+        print(
+            f"NOT TESTED HERE: {images.GRAFANA} cannot be pulled, so no Grafana runs. Its "
+            "configuration, dashboards and queries have tests of their own.",
+            flush=True,
+        )
+        override = folder / "without-grafana.yaml"
+        override.write_text("services:\n  grafana:\n    profiles: [cannot-be-pulled]\n")
+        files.append(override)
+    names = ("BF16", "INT8", "ROUTER", "PROMETHEUS", "GRAFANA", "LOCUST")
+    found = Stack(engine, tuple(files), {name: free_port() for name in names}, profiles)
+    try:
+        yield found
+    finally:
+        found.compose("down", "--volumes", "--timeout", "60")
+        left = leftovers(engine, PROJECT)
+    assert not left, f"down -v left {left}"
+    print("down -v: no container, volume or network is left", flush=True)
 
 
 def eventually(what: str, holds: Callable[[], Any], timeout: float) -> Any:

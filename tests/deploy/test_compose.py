@@ -33,6 +33,12 @@ PROFILES = {
         *("canary-gpu", "dcgm-exporter"),
     },
     "gpu-int8": {"sglang-int8-serve", "canary-serve", "dcgm-exporter"},
+    "fleet": {
+        *("sglang-replica-1", "sglang-replica-2", "router"),
+        *("locust-fleet", "locust-worker-fleet"),
+    },
+    # On top of fleet.
+    "mooncake": {"mooncake-master", "mooncake-store"},
 }
 ALWAYS = {"prometheus", "grafana"}
 
@@ -117,6 +123,18 @@ def test_the_names_that_prometheus_scrapes_exist(services: dict[str, Any], profi
                 assert host == "localhost" or host in names, f"{profile}: {target}"
 
 
+def test_the_names_that_prometheus_looks_up_exist(services: dict[str, Any]) -> None:
+    configuration = yaml.safe_load((REPOSITORY / "monitoring" / "prometheus.yml").read_text())
+    looked_up = {
+        name
+        for job in configuration["scrape_configs"]
+        for lookup in job.get("dns_sd_configs", ())
+        for name in lookup["names"]
+    }
+    assert {"sglang-replica-1", "sglang-replica-2", "router", "mooncake-master"} <= looked_up
+    assert looked_up <= set(services)
+
+
 def test_paired_arms_differ_in_the_codec_alone(services: dict[str, Any]) -> None:
     for one, other in (("sglang-bf16", "sglang-int8"), ("sglang-bf16-gpu", "sglang-int8-gpu")):
         # What is of HiQCache's own transfers is refused without one.
@@ -128,6 +146,56 @@ def test_paired_arms_differ_in_the_codec_alone(services: dict[str, Any]) -> None
         assert passed_on == QUANTISED_ONLY
         for key in ("image", "mem_limit", "shm_size", "ulimits", "init"):
             assert services[one].get(key) == services[other].get(key)
+
+
+def test_the_replicas_of_a_fleet_differ_in_their_names_alone(services: dict[str, Any]) -> None:
+    replicas = [name for name in PROFILES["fleet"] if name.startswith("sglang-")]
+    one, other = (dict(services[name]) for name in sorted(replicas))
+    hosts = [dict(each.pop("environment")) for each in (one, other)]
+    assert one == other
+    # Where Mooncake's clients reach each other.
+    assert [each.pop("MOONCAKE_LOCAL_HOSTNAME") for each in hosts] == sorted(replicas)
+    assert hosts[0] == hosts[1]
+    urls = [part for part in services["router"]["command"] if part.startswith("http://")]
+    assert urls == [f"http://{name}:30000" for name in sorted(replicas)]
+    # It takes the proxies that Docker's client hands to every container.
+    for variable in ("NO_PROXY", "no_proxy"):
+        excepted = services["router"]["environment"][variable].split(",")
+        assert set(replicas) <= set(excepted)
+
+
+@pytest.mark.parametrize("storage", ["file", "mooncake"])
+def test_a_fleet_shares_one_model_s_pages_by_what_is_chosen(storage: str) -> None:
+    variables = {} if storage == "file" else {"FLEET_STORAGE": storage, "FLEET_MODEL": "ours"}
+    flags = ("--profile", "fleet", "--profile", "mooncake")
+    text = compose(*flags, "config", "--format", "json", **variables)
+    found = json.loads(text)["services"]
+    model = variables.get("FLEET_MODEL", "smollm2")
+    for name in PROFILES["fleet"]:
+        given = found[name].get("environment", {})
+        if name.startswith("sglang-"):
+            arguments = given["SGLANG_ARGS"].split()
+            chosen = dict(zip(arguments[::2], arguments[1::2], strict=True))
+            assert chosen["--hicache-storage-backend"] == storage
+            assert chosen["--served-model-name"] == model
+            # A replica that held a part of the store would take it with it.
+            assert given["MOONCAKE_GLOBAL_SEGMENT_SIZE"] == "0"
+            assert (
+                given["MOONCAKE_MASTER"]
+                == found["mooncake-store"]["environment"]["MOONCAKE_MASTER"]
+            )
+            (mount,) = found[name]["volumes"]
+            assert (mount["source"], mount["target"]) == (
+                "l3",
+                given["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"],
+            )
+            for image in ("server-cpu", "server-cuda"):
+                # Volumes take over the owner of the folder they are mounted on.
+                (owned,) = re.findall(r"install -d -o 10001 -g 10001 (.*)", dockerfile(image))
+                assert mount["target"] in owned.split()
+        if name.startswith("locust"):
+            # The router takes text alone, and knows the model by that name.
+            assert (given["LOAD_WORKLOAD"], given["LOAD_MODEL"]) == ("chat", model)
 
 
 def test_ports_are_published_on_loopback_alone(services: dict[str, Any]) -> None:
@@ -282,7 +350,9 @@ def test_the_example_settings_show_the_defaults(services: dict[str, Any]) -> Non
 def test_every_variable_of_the_load_reaches_its_containers(services: dict[str, Any]) -> None:
     # Where /metrics listens is the image's, and what Prometheus scrapes.
     options = {option.name for option in OPTIONS} - {"metrics_address", "metrics_port"}
-    for name in ("locust", "locust-worker", "locust-gpu", "locust-worker-gpu"):
+    loads = [name for name in services if name.startswith("locust")]
+    assert len(loads) == 6
+    for name in loads:
         given = services[name]["environment"]
         assert {f"LOAD_{option.upper()}" for option in options} == set(given), name
     assert {f"LOAD_{option.upper()}" for option in options} - {"LOAD_ARMS"} <= set(documented())
@@ -309,6 +379,7 @@ def test_every_documented_variable_of_a_server_reaches_its_containers(
         ("cpu", ("LOAD_", "HIQCACHE_")),
         ("gpu", ("LOAD_", "HIQCACHE_", "HICACHE_")),
         ("gpu-int8", ("HIQCACHE_", "HICACHE_")),
+        ("fleet", ("LOAD_", "HIQCACHE_")),
     ],
 )
 def test_settings_arrive_as_they_were_set_or_not_at_all(
@@ -320,13 +391,17 @@ def test_settings_arrive_as_they_were_set_or_not_at_all(
 
     # Compose's own: a mount, and flags of Locust's.
     own = {"LOAD_TRACE_DIR", "LOAD_USERS", "LOAD_WORKERS"}
+    if profile == "fleet":
+        # What its router takes.
+        own |= {"LOAD_WORKLOAD", "LOAD_MODEL"}
     names = [name for name in documented() if name.startswith(prefixes) and name not in own]
     assert names
     every = {name: f"set-{name}" for name in names}
     given, untouched = containers(**every), containers()
     for name in names:
         # The control is BF16 whatever is set.
-        fixed = {"bf16"} if name == "HIQCACHE_CODEC" and profile != "gpu-int8" else set()
+        pair = profile in ("cpu", "gpu")
+        fixed = {"bf16"} if name == "HIQCACHE_CODEC" and pair else set()
         reached = {found[name] for found in given if name in found}
         assert reached == {every[name], *fixed}, name
         # No empty text hides the program's default.

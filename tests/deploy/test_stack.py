@@ -12,12 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.lab.servers import free_port
 from hiqcache import __version__, direct_http
-from tests.deploy import engine as docker_engine
-from tests.deploy import images
-from tests.deploy.engine import Engine, leftovers
-from tests.deploy.stack import PROJECT, REPOSITORY, Stack, eventually
+from tests.deploy.engine import Engine
+from tests.deploy.stack import PROJECT, REPOSITORY, Stack, eventually, running
 from tests.deploy.test_compose import CPU_STOCK_BYTES_PER_TOKEN
 
 pytestmark = pytest.mark.docker
@@ -32,39 +29,11 @@ FIGURES = REPOSITORY / "build" / "compose" / "cpu-stack.json"
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    before = set(docker_engine.traces())
-    with docker_engine.engine() as found:
+def stack(
+    engine: Engine, missing_images: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    with running(engine, missing_images, tmp_path_factory.mktemp("compose")) as found:
         yield found
-    if found.own:
-        assert set(docker_engine.traces()) == before, "the engine left traces in the network"
-        print("engine: ended; no bridge, chain or process of it is left", flush=True)
-
-
-@pytest.fixture(scope="module")
-def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with images.pip_configuration() as pip_conf:
-        missing = images.provide_base_images(engine, pip_conf)
-        images.build(engine, __version__)
-    files = [REPOSITORY / "compose.yaml"]
-    if images.GRAFANA in missing:
-        print(
-            f"NOT TESTED HERE: {images.GRAFANA} cannot be pulled, so no Grafana runs. Its "
-            "configuration, dashboards and queries have tests of their own.",
-            flush=True,
-        )
-        override = tmp_path_factory.mktemp("compose") / "without-grafana.yaml"
-        override.write_text("services:\n  grafana:\n    profiles: [cannot-be-pulled]\n")
-        files.append(override)
-    names = ("BF16", "INT8", "PROMETHEUS", "GRAFANA", "LOCUST")
-    found = Stack(engine, tuple(files), {name: free_port() for name in names})
-    try:
-        yield found
-    finally:
-        found.compose("down", "--volumes", "--timeout", "60")
-        left = leftovers(engine, PROJECT)
-    assert not left, f"down -v left {left}"
-    print("down -v: no container, volume or network is left", flush=True)
 
 
 def test_one_command_brings_everything_up_healthy(stack: Stack) -> None:

@@ -40,7 +40,7 @@ def metrics_of(expression: str) -> set[str]:
         recorded = [rule["expr"] for rule in RULES if rule.get("record") == name]
         if recorded:
             found |= set().union(*(metrics_of(inner) for inner in recorded))
-        elif name == "up" or name.startswith(("sglang:", "hiqcache_")):
+        elif name == "up" or name.startswith(("sglang:", "hiqcache_", "smg_")):
             found.add(name)
     return found
 
