@@ -52,6 +52,19 @@ def pytest_configure() -> None:
         torch.set_num_threads(1)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Servers of several workers would run short of memory, now and then: groups must be obeyed."""
+    if not session.config.getoption("loadgroup", default=False):
+        return
+    lost = [
+        item.nodeid
+        for item in session.items
+        if item.get_closest_marker("e2e") and not item.nodeid.endswith("@servers")
+    ]
+    if lost:
+        pytest.exit(f"pytest-xdist does not see the group of {lost[0]}: see requirements/dev.in", 3)
+
+
 #: A proxy that reaches nothing, and no exceptions from it; what the caller has.
 _DEAD_PROXY: dict[str, str | None] = {
     **dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9"),
