@@ -15,7 +15,9 @@ TITLES = {
     "bf16": "{0}, restored from L2",
     "int8": "int8, restored from L2",
     "int8-rot": "int8-rot, restored from L2",
+    "int4": "int4, restored from L2",
     "fp8": "FP8 KV cache (L1 and L2), restored",
+    "fp8+int4": "FP8 KV cache in L1, int4 in L2, restored",
 }
 
 _PRECISION = {"bfloat16": "BF16", "float16": "FP16"}
@@ -29,13 +31,12 @@ def table(summary: dict[str, Any]) -> str:
         "| needle | key-value | bit-identical |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in TITLES:
-        if name not in summary["arms"]:
-            continue
+    for name in _ordered(summary):
         arm = summary["arms"][name]
+        what = TITLES.get(name, f"{name}, restored from L2")
         ratio, kl, top = (arm[key] for key in ("perplexity_ratio", "kl_mean", "top1_agreement"))
         lines.append(
-            f"| {TITLES[name].format(precision)} "
+            f"| {what.format(precision)} "
             f"| {ratio['value']:.4f} ({ratio['low']:.4f}–{ratio['high']:.4f}) "
             f"| {kl['value']:.3g} ({kl['low']:.2g}–{kl['high']:.2g}) "
             f"| {arm['kl_p99']['value']:.2g} "
@@ -146,13 +147,18 @@ def _lumping(summary: dict[str, Any]) -> str:
     )
 
 
+def _ordered(summary: dict[str, Any]) -> list[str]:
+    """The arms in the order of TITLES, and whatever else was measured behind them."""
+    known = [name for name in TITLES if name in summary["arms"]]
+    return known + [name for name in summary["arms"] if name not in TITLES]
+
+
 def _texts(summary: dict[str, Any]) -> list[str]:
     return [
         f"| {text} | {name} | {own['perplexity']:.2f} | {own['perplexity_ratio']:.4f} "
         f"| {own['kl_mean']:.3g} | {own['kl_p99']:.2g} | {own['top1_agreement']:.2%} |"
         for text in summary["texts"]
-        for name in TITLES
-        if name in summary["arms"]
+        for name in _ordered(summary)
         for own in [summary["arms"][name]["texts"][text]]
     ]
 
@@ -165,7 +171,6 @@ def _depths(summary: dict[str, Any]) -> list[str]:
             for depth, own in found["by_depth"].items()
         )
         + " |"
-        for name in TITLES
-        if name in summary["arms"]
+        for name in _ordered(summary)
         for kind, found in summary["arms"][name]["recall"].items()
     ]
