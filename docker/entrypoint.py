@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.direct_http import past_proxies
@@ -49,6 +50,8 @@ OWNED = {
     "--hicache-size": "HICACHE_GB",
     "--hicache-ratio": "HICACHE_RATIO",
 }
+
+_V = TypeVar("_V")
 
 #: SGLang's names for the arguments that multiply ranks.
 PIPELINE_PARALLEL = ("--pipeline-parallel-size", "--pp-size")
@@ -169,11 +172,20 @@ class Configuration:
         """Tokens per page, as SGLANG_ARGS asks for; SGLang's own default is 1."""
         return self._extra("--page-size") or 1
 
+    @property
+    def kv_cache_dtype(self) -> str:
+        """What the GPU keeps, as SGLANG_ARGS asks for: auto is the model's dtype."""
+        return self._given(str, "--kv-cache-dtype") or "auto"
+
     def _extra(self, *flags: str) -> int | None:
-        """A whole number of SGLANG_ARGS; SGLang takes abbreviated flags, and so does this."""
+        """A whole number of SGLANG_ARGS."""
+        return self._given(int, *flags)
+
+    def _given(self, kind: type[_V], *flags: str) -> _V | None:
+        """A value of SGLANG_ARGS; SGLang takes abbreviated flags, and so does this."""
         parser = argparse.ArgumentParser("SGLANG_ARGS", add_help=False)
-        parser.add_argument(*flags, type=int, dest="value")
-        value: int | None = parser.parse_known_args(self.extra)[0].value
+        parser.add_argument(*flags, type=kind, dest="value")
+        value: _V | None = parser.parse_known_args(self.extra)[0].value
         return value
 
     def host_gigabytes(self, model: Model | None, settings: Settings) -> float | None:
@@ -242,6 +254,7 @@ def model_of(configuration: Configuration, settings: Settings) -> Model | None:
         return None
     try:
         model = read_model(configuration.model, configuration.tp)
+        model = model.cached_as(configuration.kv_cache_dtype)
     except GeometryError:
         if settings.quantises:
             raise
@@ -251,7 +264,7 @@ def model_of(configuration: Configuration, settings: Settings) -> Model | None:
             refusal.entry.require(f"{configuration.model} ({refusal.found})")
         try:
             for pool in model.pools:
-                layout_for(pool.geometry, settings.codec)
+                layout_for(pool.geometry, settings.codec, configuration.page_size)
         except ValueError as error:
             raise ConfigurationError(f"{configuration.model}: {error}") from error
     for note in model.notes:

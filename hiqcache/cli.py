@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hiqcache import __version__, exporter
 from hiqcache.canary import command as canary
-from hiqcache.geometry import GeometryError
+from hiqcache.geometry import KV_CACHE_DTYPES, GeometryError
 from hiqcache.model import read_model
 from hiqcache.plan import PAGE_SIZE, as_json, as_table, plan
 
@@ -68,6 +68,12 @@ def _add_pool(parser: argparse.ArgumentParser, required: bool) -> None:
     )
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
     parser.add_argument(
+        "--kv-cache-dtype",
+        choices=["auto", *KV_CACHE_DTYPES],
+        default="auto",
+        help="what the GPU keeps, as SGLang's argument says (default auto, the model's dtype)",
+    )
+    parser.add_argument(
         "--page-size",
         type=int,
         default=PAGE_SIZE,
@@ -76,7 +82,7 @@ def _add_pool(parser: argparse.ArgumentParser, required: bool) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    model = read_model(arguments.model, arguments.tp)
+    model = read_model(arguments.model, arguments.tp).cached_as(arguments.kv_cache_dtype)
     if not model.pools:
         what = f"{arguments.model}: {model.family.name}: {model.family.refused}"
         raise GeometryError(" ".join([what, *model.notes]))
@@ -108,7 +114,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         raise ValueError("--model and --host-gb go together: they describe the planned pool.")
     pool = None
     if arguments.model is not None:
-        model = read_model(arguments.model, arguments.tp)
+        model = read_model(arguments.model, arguments.tp).cached_as(arguments.kv_cache_dtype)
         ranks = arguments.tp if arguments.ranks is None else arguments.ranks
         if ranks < 1:
             raise ValueError(f"--ranks must be at least 1, not {ranks}.")

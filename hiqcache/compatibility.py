@@ -345,12 +345,39 @@ FEATURES: Mapping[str, Entry] = _by_key(
     ),
     Entry(
         "quantised_kv",
-        "An L1 of fewer than 16 bits (--kv-cache-dtype fp8, mxfp8, fp4)",
-        refused="HiQCache stores bf16 and fp16 rows.",
+        "An L1 with scales of its own, or of fewer than 8 bits (--kv-cache-dtype mxfp8, fp4)",
+        refused="HiQCache stores bf16, fp16 and FP8 rows.",
         way_out="Start with --kv-cache-dtype auto and --dtype bfloat16",
         tested=(
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_a_quantised_l1"),
             Evidence("unit", "refused", "CPU", _REFUSALS + "test_other_dtypes"),
+        ),
+    ),
+    Entry(
+        "fp8",
+        "An FP8 L1 (--kv-cache-dtype fp8_e4m3, fp8_e5m2) under codec int4",
+        tested=(
+            Evidence("trained", "SmolLM2-135M, e4m3", "CPU", _E2E),
+            Evidence(
+                "unit",
+                "pages of both come back",
+                "CPU",
+                "tests/sglang/test_host_pool.py::test_whole_pages_come_back_as_int4_leaves_them",
+            ),
+        ),
+    ),
+    Entry(
+        "narrow_fp8",
+        "An FP8 L1 under codecs int8 and int8-rot",
+        refused="a row of INT8 takes as many bytes as one of FP8: nothing would be gained.",
+        way_out="Set HIQCACHE_CODEC=int4 with --page-size 64, or start with --kv-cache-dtype auto",
+        tested=(
+            Evidence(
+                "unit",
+                "refused",
+                "CPU",
+                _REFUSALS + "test_an_fp8_l1_under_codecs_that_gain_nothing",
+            ),
         ),
     ),
     Entry(

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 from hiqcache.record import Part, kv_parts, latent_parts
 
-#: Row dtypes that are served, and their bytes per element.
+#: Dtypes of models that are served, and their bytes per element.
 ITEM_BYTES = {"bfloat16": 2, "float16": 2}
+
+#: The rows' dtype under SGLang's --kv-cache-dtype, where that is not the model's (auto).
+KV_CACHE_DTYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+
+_ROW_BYTES = ITEM_BYTES | dict.fromkeys(KV_CACHE_DTYPES.values(), 1)
 
 
 class GeometryError(ValueError):
@@ -30,8 +35,8 @@ class KVGeometry:
         sizes = [self.layers, *(n for part in self.parts for n in (part.heads, part.width))]
         if not self.parts or min(sizes) < 1:
             raise GeometryError(f"layers, heads and widths must be positive: {self}")
-        if self.dtype not in ITEM_BYTES:
-            raise GeometryError(f"KV dtype {self.dtype}: HiQCache serves {', '.join(ITEM_BYTES)}.")
+        if self.dtype not in _ROW_BYTES:
+            raise GeometryError(f"KV dtype {self.dtype}: HiQCache serves {', '.join(_ROW_BYTES)}.")
 
     @classmethod
     def of_heads(
@@ -53,7 +58,7 @@ class KVGeometry:
     @property
     def item_bytes(self) -> int:
         """Bytes of one element in the GPU's precision."""
-        return ITEM_BYTES[self.dtype]
+        return _ROW_BYTES[self.dtype]
 
     @property
     def stock_bytes_per_token(self) -> int:

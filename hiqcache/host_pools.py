@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hiqcache.codecs import FP8_CODECS
 from hiqcache.codecs.formats import BY_HALVES
 from hiqcache.compatibility import FEATURES, Entry, Family
-from hiqcache.geometry import GeometryError, KVGeometry
+from hiqcache.geometry import KV_CACHE_DTYPES, GeometryError, KVGeometry
 from hiqcache.settings import STOCK
 
 
@@ -62,9 +63,25 @@ class Model:
         """Why ``codec`` does not serve it, as far as that is no matter of widths; None: it does."""
         if codec != STOCK and self.family.refused:
             return Refusal(self.family.name, self.family)
+        for pool in self.pools:
+            if codec not in (STOCK, *FP8_CODECS) and pool.geometry.item_bytes == 1:
+                return Refusal(f"rows of {pool.geometry.dtype}", FEATURES["narrow_fp8"])
         if codec in BY_HALVES and self.rotary:
             return Refusal(self.rotary, FEATURES["rotary"])
         return None
+
+    def cached_as(self, kv_cache_dtype: str) -> Model:
+        """The model under SGLang's --kv-cache-dtype. Raises GeometryError for one not known."""
+        if kv_cache_dtype == "auto":
+            return self
+        if kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise GeometryError(
+                f"--kv-cache-dtype {kv_cache_dtype}: HiQCache serves auto, "
+                f"{', '.join(KV_CACHE_DTYPES)}."
+            )
+        dtype = KV_CACHE_DTYPES[kv_cache_dtype]
+        pools = [replace(pool, geometry=replace(pool.geometry, dtype=dtype)) for pool in self.pools]
+        return replace(self, pools=tuple(pools))
 
     @property
     def geometry(self) -> KVGeometry:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hiqcache.codecs import CODEC_NAMES
-from hiqcache.codecs.formats import row_formats
+from hiqcache.codecs.formats import require_pages, row_formats
 from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import Model
@@ -48,9 +48,10 @@ def layout_for(
     """The record layout of ``codec`` under ``transfer`` (None: the package's own choice).
 
     trailer_bytes: of each page, for its seal where there is an L3. Raises ValueError where the
-    codec does not serve a width, and where a transfer's records are no pages to seal.
+    codec does not serve a width or the pages, and where a transfer's records are no pages to seal.
     """
     rows = row_formats(codec, geometry.parts)
+    require_pages(codec, page_size)
     return RecordLayout(
         geometry.layers,
         page_size,

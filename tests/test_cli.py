@@ -57,6 +57,16 @@ def test_plan_prints_the_published_capacities(
     assert ["int8", "mover", "82,944", "96,451", "1.778x"] in lines
 
 
+def test_plan_behind_an_fp8_kv_cache(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = ("--kv-cache-dtype", "fp8_e4m3")
+    assert main(["plan", "--model", str(model), "--host-gb", "8", *fp8]) == 0
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["bf16", "stock", "73,728", "108,544", "1.000x"] in lines
+    assert ["int4", "fused", "41,526", "192,704", "1.775x"] in lines
+    assert "int8      fused     not served: rows of float8_e4m3fn: a row of INT8 takes" in printed
+
+
 def test_pages_are_those_that_sglang_recommends(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,17 +60,21 @@ class Arm:
         return layout.bytes_per_token
 
 
-#: SGLang's own. The fp8 arm is its rival to ours: KV in FP8 on the GPU and, therefore, in L2.
+_FP8 = ("--kv-cache-dtype", "fp8_e4m3")
+
+#: SGLang's own, and with what it has on the GPU. The fp8 arm is its rival to ours: KV in FP8 on the
+#: GPU and, therefore, in L2; fp8+int4 has ours behind that.
 _STOCK = (
     Arm("bf16", "stock BF16", "bf16"),
-    Arm("fp8", "stock, FP8 KV cache", "bf16", None, ("--kv-cache-dtype", "fp8_e4m3"), 1),
+    Arm("fp8", "stock, FP8 KV cache", "bf16", None, _FP8, 1),
+    Arm("fp8+int4", "FP8 KV cache, int4 behind it", "int4", None, _FP8, 1),
 )
 
 #: How an arm was called in results of before December 2026.
 _FORMERLY = {"mover": "int8:mover"}
 
 #: What an arm may be called, for help texts.
-NAMES = "bf16, fp8, CODEC or CODEC:TRANSFER"
+NAMES = "bf16, fp8, fp8+int4, CODEC or CODEC:TRANSFER"
 
 
 def arm_named(name: str) -> Arm:

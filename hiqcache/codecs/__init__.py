@@ -13,6 +13,9 @@ CODEC_NAMES = ("int8", "int8-rot", "int4")
 #: Those that store every token by itself, at any page size.
 TOKEN_CODECS = ("int8", "int8-rot")
 
+#: Those that serve rows of an FP8 KV cache.
+FP8_CODECS = ("int4",)
+
 
 def get_codec(name: str) -> Codec:
     """The codec called ``name``. Raises ValueError with the known names for any other."""

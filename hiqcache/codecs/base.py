@@ -11,8 +11,11 @@ import torch
 from hiqcache.codecs.formats import row_formats
 from hiqcache.record import Part, RowFormat
 
-#: Row dtypes that are served.
+#: Row dtypes that every codec serves.
 DTYPES = (torch.bfloat16, torch.float16)
+
+#: Rows of an FP8 KV cache, as SGLang's --kv-cache-dtype makes them.
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Stored(NamedTuple):
@@ -30,9 +33,10 @@ class Stored(NamedTuple):
 class RowCodec(ABC):
     """Turns rows of one part into codes and scales, and back; stateless.
 
-    Rows are ``[..., heads, width]`` of bf16 or fp16, those of whole pages ``[..., tokens of a page,
-    heads, width]`` where scales are a page's. Codes have the shape ``[..., *stored.codes]``, scales
-    ``[..., *stored.scales]``, where a page's have no axis of tokens.
+    Rows are ``[..., heads, width]`` of one of the codec's dtypes, those of whole pages
+    ``[..., tokens of a page, heads, width]`` where scales are a page's. Codes have the shape
+    ``[..., *stored.codes]``, scales ``[..., *stored.scales]``, where a page's have no axis of
+    tokens.
 
     Where scales are a token's, every head of every row stands alone: nothing in one head's codes,
     scale or restored values depends on another head, row, token or layer. Where they are a page's,
@@ -77,6 +81,9 @@ class Codec(ABC):
 
     #: Tokens of a page that it takes; None: any. Page-wise codecs take whole pages.
     page_sizes: ClassVar[tuple[int, ...] | None] = None
+
+    #: Dtypes of the rows that it takes.
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
     def row_formats(self, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
         """Bytes of a row of each part. Raises ValueError for a part that is not served."""

@@ -67,6 +67,15 @@ def _int4_rows(parts: Sequence[Part]) -> tuple[RowFormat, ...]:
     return int4_key_row(key.heads, key.width), int4_value_row(value.heads, value.width)
 
 
+def require_pages(codec: str, page_size: int) -> None:
+    """Raise ValueError where ``codec`` stores whole pages, and none of ``page_size`` tokens."""
+    if codec == "int4" and page_size not in INT4_PAGES:
+        raise ValueError(
+            f"codec int4 stores whole pages of {', '.join(map(str, INT4_PAGES))} tokens, not of "
+            f"{page_size}: use --page-size 64, or HIQCACHE_CODEC=int8."
+        )
+
+
 def row_formats(codec: str, parts: Sequence[Part]) -> tuple[RowFormat, ...]:
     """The format of a row of each part under ``codec``.
 

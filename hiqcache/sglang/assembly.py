@@ -46,11 +46,13 @@ logger = logging.getLogger(__name__)
 class _Building(NamedTuple):
     """What SGLang is building: L2, or the host pool of a draft model beside it.
 
-    growth: slots for each slot of SGLang's own pools (see sizing).
+    growth: slots for each slot of SGLang's own pools (see sizing). kv_dtype: of the device pool
+    whose host pool is being built.
     """
 
     what: Literal["l2", "draft"]
     growth: Fraction = Fraction(1)
+    kv_dtype: Any = None
 
 
 _building: ContextVar[_Building | None] = ContextVar("hiqcache_building", default=None)
@@ -139,7 +141,11 @@ class Assembly:
         if size > 0 and kv_pool.layer_num:
             kept = shrinkage(kv_pool, kwargs["page_size"], self._settings)
             kwargs["host_size"] = float(Fraction(size) * now.growth * kept)
-        return original(**kwargs)
+        token = _building.set(now._replace(kv_dtype=kv_pool.dtype))
+        try:
+            return original(**kwargs)
+        finally:
+            _building.reset(token)
 
     def build_mamba_host_pool(self, original: Any, *args: Any, host_size: float, **kw: Any) -> Any:
         now = _building.get()
@@ -162,7 +168,11 @@ class Assembly:
         return self._build(MLATokenToKVPoolHost, target_layer_num, *args, **kwargs)
 
     def _build(self, stock: type, layers: int, *args: Any, **kwargs: Any) -> Any:
-        return self._choose(stock, layers, kwargs["pool_label"])(*args, **kwargs)
+        chosen = self._choose(stock, layers, kwargs["pool_label"])
+        now = _building.get()
+        if now is not None and _is_quantised(chosen):
+            kwargs["kv_dtype"] = now.kv_dtype
+        return chosen(*args, **kwargs)
 
     def _choose(self, stock: type, layers: int, label: str) -> type:
         from sglang.srt.runtime_context import get_memory
@@ -193,7 +203,7 @@ class Assembly:
         if now is None or now.what != "l2":
             return
         pool = entry.host_pool
-        if not _is_quantised(pool) and getattr(pool, "layer_num", None) != 0:
+        if not _is_quantised(type(pool)) and getattr(pool, "layer_num", None) != 0:
             require_known_pool(type(pool).__name__, str(entry.name))
 
     def prepare_hicache_staging(
@@ -223,7 +233,7 @@ class Assembly:
         from sglang.srt.runtime_context import get_memory, get_parallel
 
         group = getattr(cache, "host_pool_group", None)
-        pools = [entry.host_pool for entry in group.entries] if group is not None else []
+        pools = [type(entry.host_pool) for entry in group.entries] if group is not None else []
         if any(map(_is_quantised, pools)) or get_parallel().tp_rank:
             return
         enabled = bool(get_memory().enable_hierarchical_cache)
@@ -233,10 +243,10 @@ class Assembly:
         )
 
 
-def _is_quantised(pool: Any) -> bool:
+def _is_quantised(pool: type) -> bool:
     from hiqcache.sglang.host_pool import QuantisedPool
 
-    return isinstance(pool, QuantisedPool)
+    return issubclass(pool, QuantisedPool)
 
 
 def _quantised_pool(stock: type) -> type:

@@ -17,7 +17,7 @@ from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import RecordLayout
 from hiqcache.settings import Settings
 from hiqcache.sglang.adapters import adapter
-from hiqcache.sglang.rows import by_part, layers_of, parts_of, stock_row_bytes
+from hiqcache.sglang.rows import by_part, layers_of, parts_of, row_dtype, stock_row_bytes
 from hiqcache.sglang.storage import StoredPages, storage_of, trailer_of
 from hiqcache.sglang.support import (
     order_of,
@@ -54,15 +54,20 @@ class QuantisedPool(StoredPages, HostKVCache):
         allocator_type: str = "default",
         *,
         pool_label: str = "kv",
+        kv_dtype: torch.dtype | None = None,
         **further: Any,
     ) -> None:
-        """SGLang builds it. device_rows and further: as the release describes rows, and its own."""
+        """SGLang builds it. device_rows and further: as the release describes rows, and its own.
+
+        kv_dtype: the device pool's, which buffers of FP8 rows do not tell.
+        """
         self.settings = Settings.from_env()
         require_supported_sglang(self.settings.allow_sglang)
         require_no_drafts(adapter().packed_drafts(further))
         info = adapter().rows(device_rows)
-        self.parts = parts_of(info)
         self.codec = get_codec(self.settings.codec)
+        self.row_dtype = row_dtype(info, kv_dtype)
+        self.parts = parts_of(info, self.row_dtype, self.codec)
         self.transfer_name = require_transfer(
             self.settings.transfer, info.device, self.codec, page_size
         )
@@ -70,7 +75,8 @@ class QuantisedPool(StoredPages, HostKVCache):
         sharing, storage = further.get("dcp_size", 1), storage_of(allocator_type)
         require_no_shared_pages(sharing, storage, self.codec)
         self.layout_of_records = self.records(
-            info, page_size // sharing, layout, self.settings, layers_of(info), storage
+            *(info, self.row_dtype, page_size // sharing, layout, self.settings),
+            *(layers_of(info), storage),
         )
         super().__init__(
             device_rows,
@@ -100,6 +106,7 @@ class QuantisedPool(StoredPages, HostKVCache):
     @staticmethod
     def records(
         info: Any,
+        dtype: torch.dtype,
         page_size: int,
         layout: str,
         settings: Settings,
@@ -108,12 +115,14 @@ class QuantisedPool(StoredPages, HostKVCache):
     ) -> RecordLayout:
         """The records of ``layers`` layers of such rows under SGLang's host ``layout``.
 
-        ``storage``: the backend that pages go to, if any. Raises UnsupportedError for rows, and for
-        a backend, that are not served.
+        ``dtype``: of the rows' elements; ``storage``: the backend that pages go to, if any. Raises
+        UnsupportedError for rows, and for a backend, that are not served.
         """
         codec = get_codec(settings.codec)
         transfer = require_transfer(settings.transfer, info.device, codec, page_size)
-        rows, record_format = require_records(settings.codec, transfer, parts_of(info))
+        rows, record_format = require_records(
+            settings.codec, transfer, parts_of(info, dtype, codec)
+        )
         return RecordLayout(
             layers,
             page_size,
@@ -149,7 +158,9 @@ class QuantisedPool(StoredPages, HostKVCache):
             self.transfer_name,
             self.codec,
             arena,
-            as_blocks(by_part(self, self.parts)),
+            as_blocks(
+                [[rows.view(self.row_dtype) for rows in part] for part in by_part(self, self.parts)]
+            ),
             checked=self.settings.checksum,
         )
 

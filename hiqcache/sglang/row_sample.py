@@ -12,6 +12,7 @@ from hiqcache.metrics import PoolMetrics
 from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.host_pool import QuantisedPool
 from hiqcache.sglang.rows import device_buffers, host_buffers, slots_of
+from hiqcache.transfers.base import as_bytes
 
 #: After a sample, at least as many tokens are backed up before the next. On the stream a sample
 #: costs five launches of a row each, some 10 us beside the 6 ms that this many tokens of an 8B
@@ -80,8 +81,9 @@ class RowSampler:
         for row, buffers in zip(self._rows, self._buffers, strict=True):
             buffer = buffers[layer]
             # An index on the GPU must not be read here: that would wait for the stream.
-            found = buffer[picked] if picked.is_cpu else buffer.index_select(0, picked)
-            row.copy_(found, non_blocking=True)
+            rows = as_bytes(buffer)
+            found = rows[picked] if picked.is_cpu else rows.index_select(0, picked)
+            as_bytes(row).copy_(found, non_blocking=True)
         self._slot.copy_(host_indices[place : place + 1], non_blocking=True)
         self._layer = layer
         return self._taken
@@ -97,7 +99,7 @@ class RowSampler:
         layer, self._layer = self._layer, None
         restored = self._stored(layer, int(self._slot))
         for part, (row, back) in enumerate(zip(self._rows, restored, strict=True)):
-            if not row.isfinite().all():
+            if not row.float().isfinite().all():
                 continue
             error = torch.linalg.vector_norm(back.float() - row.float())
             norm = torch.linalg.vector_norm(row.float())

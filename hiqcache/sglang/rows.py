@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
+from hiqcache.codecs.base import Codec
 from hiqcache.record import Part, kv_parts, latent_parts
 from hiqcache.sglang.support import require_latent_rows, require_plain_rows
 
@@ -17,13 +18,21 @@ def is_latent(info: Any) -> bool:
     return hasattr(info, "kv_lora_rank")
 
 
-def parts_of(info: Any) -> tuple[Part, ...]:
+def row_dtype(info: Any, kv_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the rows' elements. FP8 rows lie in buffers of uint8.
+
+    kv_dtype: what the device pool says that they are.
+    """
+    return kv_dtype if kv_dtype is not None and info.dtype == torch.uint8 else info.dtype
+
+
+def parts_of(info: Any, dtype: torch.dtype, codec: Codec) -> tuple[Part, ...]:
     """The parts of a row: K and V; or the latent and the rope, side by side in one buffer.
 
-    Raises UnsupportedError for rows that are not served.
+    Raises UnsupportedError for rows that ``codec`` does not serve.
     """
     if not is_latent(info):
-        require_plain_rows(info)
+        require_plain_rows(info, dtype, codec)
         return kv_parts(info.head_num, info.head_dim, info.v_head_dim)
     require_latent_rows(info)
     return latent_parts(info.kv_lora_rank, info.qk_rope_head_dim)

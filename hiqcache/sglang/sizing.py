@@ -29,7 +29,7 @@ from sglang.srt.runtime_context import get_memory, get_parallel
 from hiqcache.settings import Settings
 from hiqcache.sglang.adapters import adapter
 from hiqcache.sglang.host_pool import QuantisedPool
-from hiqcache.sglang.rows import layers_of, stock_row_bytes
+from hiqcache.sglang.rows import layers_of, row_dtype, stock_row_bytes
 
 
 class Content(NamedTuple):
@@ -59,6 +59,7 @@ def row_bytes(
         return Content(stock, stock)
     layout = QuantisedPool.records(
         info,
+        row_dtype(info, kv_pool.dtype),
         # Ranks of a decode context parallel group share a page.
         page_size // get_parallel().attn_dcp_size,
         get_memory().hicache_mem_layout,

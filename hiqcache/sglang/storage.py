@@ -38,7 +38,7 @@ class StoredPages:
     start_layer: int
     end_layer: int
     pin_memory: bool
-    dtype: torch.dtype
+    row_dtype: torch.dtype
 
     @cached_property
     def images(self) -> PageImages:
@@ -63,7 +63,7 @@ class StoredPages:
             self.layout_of_records,
             (self.start_layer, self.end_layer),
             self.parts,
-            str(self.dtype).removeprefix("torch."),
+            str(self.row_dtype).removeprefix("torch."),
             get_parallel().attn_tp_size,
         ).tag
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hiqcache.codecs import get_codec
-from hiqcache.codecs.base import DTYPES, Codec
+from hiqcache.codecs.base import DTYPES, FP8_DTYPES, Codec
 from hiqcache.codecs.formats import BY_HALVES
 from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
@@ -106,20 +106,20 @@ def require_no_drafts(drafts: int) -> None:
         FEATURES["packed_draft"].require(f"{drafts} MTP draft layer(s) share the target's rows")
 
 
-def require_plain_rows(info: Any) -> None:
-    """Refuse device buffers (SGLang's MHABufferInfo) that are not rows of plain heads.
+def require_plain_rows(info: Any, dtype: torch.dtype, codec: Codec) -> None:
+    """Refuse device buffers (SGLang's MHABufferInfo) that are not rows of plain heads for a codec.
 
-    Raises UnsupportedError.
+    ``dtype``: of the rows' elements. Raises UnsupportedError.
     """
     if info.scales is not None:
         FEATURES["quantised_kv"].require(
             f"the GPU's KV cache is quantised itself (dtype {info.dtype}, scales "
             f"{info.scales.layout.value})"
         )
-    if info.dtype not in DTYPES:
-        # SGLang keeps an fp8 cache in uint8 buffers.
-        what = "of 8 bits (fp8)" if info.dtype == torch.uint8 else str(info.dtype)
-        FEATURES["quantised_kv"].require(f"the GPU's KV cache is {what}")
+    if dtype in FP8_DTYPES and dtype not in codec.dtypes:
+        FEATURES["narrow_fp8"].require(f"the GPU's KV cache is {dtype}")
+    if dtype not in codec.dtypes:
+        FEATURES["quantised_kv"].require(f"the GPU's KV cache is {dtype}")
     if info.buffers.layout.value != "nhd":
         FEATURES["device_layouts"].require(
             f"the GPU's KV buffers have layout {info.buffers.layout.value!r}"

@@ -56,6 +56,11 @@ def in_blocks(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(*rows.shape[:-2], part.heads, part.width)
 
 
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """FP8 ``rows`` as uint8, which torch indexes; others as they are; a view."""
+    return rows.view(torch.uint8) if rows.element_size() == 1 else rows
+
+
 class StoredRows:
     """Records of one part in an arena, by plain indexing, and what stores them.
 

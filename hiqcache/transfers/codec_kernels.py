@@ -11,7 +11,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
-from hiqcache.codecs.base import DTYPES, Codec
+from hiqcache.codecs.base import Codec
 from hiqcache.record import VECTOR_BYTES, Planes
 from hiqcache.transfers import kernels
 from hiqcache.transfers.launch import Launch
@@ -21,8 +21,9 @@ Direction = Literal["backup", "restore"]
 #: Parts of a record: what the kernels choose between.
 PARTS = 2
 
-#: The oldest compute capability that has the kernels' instructions.
+#: The oldest compute capability that has the kernels' instructions, and that for rows of fp8 e4m3.
 CAPABILITY = (8, 0)
+E4M3_CAPABILITY = (8, 9)
 
 
 class CodecKernels(ABC):
@@ -157,8 +158,12 @@ class CodecKernels(ABC):
 
     def _check(self) -> None:
         name = self._transfer
-        if self._dtype not in DTYPES:
-            raise ValueError(f"transfer {name} serves bf16 and fp16 rows, not {self._dtype}.")
+        if self._dtype not in self._codec.dtypes:
+            served = ", ".join(map(str, self._codec.dtypes))
+            raise ValueError(
+                f"transfer {name} serves codec {self._codec.name} on rows of {served}, not "
+                f"{self._dtype}."
+            )
         if len(self._buffers) != PARTS:
             raise ValueError(
                 f"transfer {name} serves records of {PARTS} parts, not {len(self._buffers)}: use "
@@ -191,7 +196,9 @@ class CodecKernels(ABC):
                 f"transfer {name} runs on CUDA devices and this pool is on {self._device}: use "
                 f"HIQCACHE_TRANSFER=torch."
             )
-        check_gpu(name, torch.cuda.get_device_capability(self._device), torch.version.hip)
+        needed = E4M3_CAPABILITY if self._dtype == torch.float8_e4m3fn else CAPABILITY
+        found = torch.cuda.get_device_capability(self._device)
+        check_gpu(name, found, torch.version.hip, needed)
 
     def _buffer_bases(self) -> torch.Tensor:
         """The kernels' bases, int64 ``[layers, 2]``."""
@@ -248,13 +255,18 @@ class CodecKernels(ABC):
                 launch = launch._replace(stages=launch.stages - 1)
 
 
-def check_gpu(transfer: str, capability: tuple[int, int], hip: str | None) -> None:
+def check_gpu(
+    transfer: str,
+    capability: tuple[int, int],
+    hip: str | None,
+    needed: tuple[int, int] = CAPABILITY,
+) -> None:
     """Raise ValueError unless a GPU has the instructions of hiqcache.transfers.kernel_codec."""
-    if hip or capability < CAPABILITY:
+    if hip or capability < needed:
         found = "ROCm" if hip else f"compute capability {capability[0]}.{capability[1]}"
         raise ValueError(
             f"transfer {transfer} needs an NVIDIA GPU of compute capability "
-            f"{'.'.join(map(str, CAPABILITY))} or more, and this is {found}: use "
+            f"{'.'.join(map(str, needed))} or more, and this is {found}: use "
             f"HIQCACHE_TRANSFER=torch."
         )
 

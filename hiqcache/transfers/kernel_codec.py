@@ -125,8 +125,44 @@ def _low_bytes(words, mask):
 
 
 @triton.jit
+def _from_fp8(rows):
+    """fp8 to fp32 by its bits: the interpreter's cast knows neither NaN nor subnormals."""
+    bits = rows.to(tl.uint8, bitcast=True).to(tl.int32)
+    sign, magnitude = bits >> 7, bits & 0x7F
+    if rows.dtype == tl.float8e5:
+        half = (magnitude << 8).to(tl.int16).to(tl.float16, bitcast=True)
+        values = half.to(tl.float32)
+    else:
+        # As fp16, whose exponents are biased by 8 more.
+        half = (magnitude << 7).to(tl.int16).to(tl.float16, bitcast=True)
+        values = tl.where(magnitude == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+    return tl.where(sign == 1, -values, values)
+
+
+@triton.jit
+def _to_fp8(values, dtype: tl.constexpr):
+    """fp32 within the range of fp8 to it, half to even, by its bits; as _from_fp8."""
+    LEAST: tl.constexpr = -6 if dtype == tl.float8e4nv else -14
+    DIGITS: tl.constexpr = 3 if dtype == tl.float8e4nv else 2
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    finite = magnitude == magnitude
+    magnitude = tl.where(finite, magnitude, 0.0)
+    exponent = tl.where(finite, ((bits >> 23) & 0xFF) - 127, LEAST)
+    exponent = tl.maximum(exponent, LEAST)
+    # Steps of 2^(exponent - DIGITS): 2^DIGITS to 2^(DIGITS + 1) of them, or fewer if subnormal.
+    scale = ((DIGITS - exponent + 127) << 23).to(tl.float32, bitcast=True)
+    steps = ((magnitude * scale + 12582912.0) - 12582912.0).to(tl.int32)
+    codes = ((exponent - LEAST) << DIGITS) + steps
+    codes = tl.where(finite, codes, 0x7F) | tl.where(bits < 0, 0x80, 0)
+    return codes.to(tl.uint8).to(dtype, bitcast=True)
+
+
+@triton.jit
 def from_rows(rows):
-    """bf16 or fp16 to fp32."""
+    """bf16, fp16 or fp8 to fp32."""
+    if _INTERPRETED and (rows.dtype == tl.float8e4nv or rows.dtype == tl.float8e5):
+        return _from_fp8(rows)
     if _INTERPRETED or rows.dtype != tl.bfloat16:
         return rows.to(tl.float32)
     return tl.inline_asm_elementwise(
@@ -161,6 +197,8 @@ def to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 to ``dtype``, half to even, clamped to its largest finite value; NaN stays NaN."""
     if _INTERPRETED:
         values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        if dtype == tl.float8e4nv or dtype == tl.float8e5:
+            return _to_fp8(values, dtype)
         if dtype != tl.bfloat16:
             return values.to(dtype)
         # The interpreter's cast truncates.
@@ -169,12 +207,14 @@ def to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
         rounded = tl.where(values == values, rounded, _BF16_NAN_BITS)
         return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
     # Clamps as it rounds, two at a time.
-    if dtype == tl.bfloat16:
+    if dtype == tl.float8e4nv or dtype == tl.float8e5:
+        return tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+    elif dtype == tl.bfloat16:  # noqa: RET505 - after a return, Triton would compile this too
         return tl.inline_asm_elementwise(
             "cvt.rn.satfinite.bf16x2.f32 $0, $2, $1;",
             "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
-    else:  # noqa: RET505 - after a return, Triton would compile this too
+    else:
         return tl.inline_asm_elementwise(
             "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;",
             "=r,r,r", [values], dtype=tl.float16, is_pure=True, pack=2,

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from hiqcache.codecs import int8
-from hiqcache.codecs.int4 import STEP_MIN
+from hiqcache.codecs.base import FP8_DTYPES
+from hiqcache.codecs.int4 import KEPT_SCALE_MIN, STEP_MIN
 from hiqcache.codecs.int8_rot import hadamard, signs
 from hiqcache.transfers import kernels, page_kernel_code
 from hiqcache.transfers.codec_kernels import CodecKernels, Direction, bf16_bits
@@ -29,8 +29,9 @@ class PageKernels(CodecKernels):
         width = self._parts[1][1]
         flips = torch.tensor(signs(width), dtype=torch.float32)
         matrix = hadamard(torch.eye(width))
-        # The interpreter's dot knows no bf16.
-        dtype = torch.float32 if kernels.INTERPRETED else self._dtype
+        # The interpreter's dot knows no bf16; bf16 holds whatever fp8 does.
+        wide = torch.bfloat16 if self._dtype in FP8_DTYPES else self._dtype
+        dtype = torch.float32 if kernels.INTERPRETED else wide
         if kernel == "backup":
             return ((matrix * flips[:, None] / width).to(self._device, dtype),)
         return matrix.to(self._device, dtype), flips.to(self._device)
@@ -40,7 +41,7 @@ class PageKernels(CodecKernels):
             return {"LARGEST": torch.finfo(self._dtype).max}
         return {
             "STEP_MIN_BITS": bf16_bits(STEP_MIN[self._dtype]),
-            "SCALE_MIN_BITS": bf16_bits(int8.SCALE_MIN[self._dtype]),
+            "SCALE_MIN_BITS": bf16_bits(KEPT_SCALE_MIN[self._dtype]),
         }
 
     def _of_launch(self, launch: Launch) -> dict[str, Any]:  # noqa: ARG002 - tiles are pages

@@ -183,7 +183,7 @@ def backup_keys(
         # Loaded again: a reduction of a tile takes longer.
         row_slot = tl.load(device_slots + first_token + at_slot).to(tl.uint32)
         row = _row_pointers(device, rows_at, row_slot, row_stride, DEVICE_ALIGN) + channel
-        fast_row, slow_row = tl.load(row).to(tl.float32), tl.load(row + QUARTER).to(tl.float32)
+        fast_row, slow_row = from_rows(tl.load(row)), from_rows(tl.load(row + QUARTER))
         most = tl.reduce(_more(tl.abs(fast_row), tl.abs(slow_row)), 0, _more)
         finite = _is_finite(most)
         most = tl.where(finite, most, 0.0)
@@ -241,6 +241,8 @@ def backup_values(
     column = tl.arange(0, DIM)
     rows = _row_pointers(device, rows_at, device_slot, row_stride, DEVICE_ALIGN)
     rows = tl.load(rows[:, None] + column[None, :])
+    if rows.dtype.primitive_bitwidth == 8:
+        rows = from_rows(rows)
     of_matrix = matrix + column[:, None] * DIM + half[None, :]
     first = tl.dot(rows.to(matrix.dtype.element_ty), tl.load(of_matrix))
     last = tl.dot(rows.to(matrix.dtype.element_ty), tl.load(of_matrix + HALF))

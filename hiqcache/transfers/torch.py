@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from hiqcache.codecs.base import Codec
-from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.base import Arena, Transfer, as_bytes
 
 
 class TorchTransfer(Transfer):
@@ -30,7 +30,7 @@ class TorchTransfer(Transfer):
         at = self._at(host_indices)
         for part, buffers in zip(self._rows, self.device, strict=True):
             for layer, buffer in enumerate(buffers):
-                rows = buffer[device_indices.to(buffer.device)]
+                rows = as_bytes(buffer)[device_indices.to(buffer.device)].view(buffer.dtype)
                 part.write(layer, at, self._in_pages(rows))
 
     def restore(self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor) -> None:
@@ -38,7 +38,8 @@ class TorchTransfer(Transfer):
         for part, buffers in zip(self._rows, self.device, strict=True):
             buffer = buffers[layer]
             rows = part.read(layer, at, buffer)
-            buffer[device_indices.to(buffer.device)] = rows.view(-1, *buffer.shape[1:])
+            moved = as_bytes(rows).view(-1, *buffer.shape[1:])
+            as_bytes(buffer)[device_indices.to(buffer.device)] = moved
 
     def _in_pages(self, rows: torch.Tensor) -> torch.Tensor:
         layout = self.arena.layout

@@ -7,18 +7,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiqcache.codecs import TOKEN_CODECS, get_codec
-from hiqcache.codecs.base import DTYPES
+from hiqcache.codecs import CODEC_NAMES, FP8_CODECS, TOKEN_CODECS, get_codec
+from hiqcache.codecs.base import DTYPES, FP8_DTYPES
 from hiqcache.codecs.int8_rot import signs
 from hiqcache.record import kv_parts
 
 HEAD_DIMS = {"int8": (1, 3, 64, 80, 96, 128, 256), "int8-rot": (1, 2, 64, 128, 256)}
 
 
+def test_codecs_of_fp8_rows_are_named() -> None:
+    assert {name for name in CODEC_NAMES if FP8_DTYPES[0] in get_codec(name).dtypes} == set(
+        FP8_CODECS
+    )
+
+
 def finite_values(dtype: torch.dtype) -> torch.Tensor:
-    """Every finite value of a 16-bit dtype."""
-    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    return values[torch.isfinite(values)]
+    """Every finite value of a dtype of 8 or 16 bits."""
+    bits, raw = 8 * dtype.itemsize, {1: torch.int8, 2: torch.int16}[dtype.itemsize]
+    patterns = torch.arange(-(2 ** (bits - 1)), 2 ** (bits - 1), dtype=torch.int32).to(raw)
+    return patterns[torch.isfinite(patterns.view(dtype).float())].view(dtype)
 
 
 @st.composite

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiqcache.codecs import get_codec
-from hiqcache.codecs.base import DTYPES, RowCodec
-from hiqcache.codecs.int4 import Int4Keys, Int4Values, kept_slots, levels_of
+from hiqcache.codecs.base import FP8_DTYPES, RowCodec
+from hiqcache.codecs.int4 import Int4, Int4Keys, Int4Values, kept_slots, levels_of
 from hiqcache.record import Part, RecordLayout, kv_parts
 from tests.codecs.test_codecs import finite_values
 
 KINDS: tuple[type[RowCodec], ...] = (Int4Keys, Int4Values)
+DTYPES = Int4.dtypes
 
 
 @st.composite
@@ -22,12 +23,12 @@ def pages(draw: st.DrawFn, dtype: torch.dtype) -> torch.Tensor:
     dim = draw(st.sampled_from([32, 64, 128]))
     shape = (draw(st.integers(1, 2)), draw(st.sampled_from([32, 64])), draw(st.integers(1, 3)), dim)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    values = finite_values(dtype)
+    values = finite_values(dtype).float()
     kind = draw(st.sampled_from(["any", "small", "near", "constant", "sinks"]))
     if kind == "small":
         values = values[values.abs() <= 4 * torch.finfo(dtype).smallest_normal]
     if kind in ("any", "small"):
-        return values[torch.randint(len(values), shape, generator=generator)]
+        return values[torch.randint(len(values), shape, generator=generator)].to(dtype)
     rows = torch.randn(shape, generator=generator) * 2.0 ** draw(st.integers(-20, 10))
     if kind == "constant":
         rows += 100 * torch.randn(dim, generator=generator) * rows.abs().amax()
@@ -47,7 +48,7 @@ def test_bound_holds_for_every_finite_page(
 ) -> None:
     codec, rows = kind(), data.draw(pages(dtype))
     restored = codec.decode(*codec.encode(rows), dtype)
-    assert torch.isfinite(restored).all()
+    assert torch.isfinite(restored.float()).all()
     assert codec.excess(rows, restored).max() <= 0
 
 
@@ -56,10 +57,11 @@ def test_bound_holds_for_every_finite_page(
 def test_the_largest_rows_stay_finite(kind: type[RowCodec], dtype: torch.dtype) -> None:
     """What overflows on the way, in fp32, must not."""
     largest = torch.finfo(dtype).max
-    rows = some_rows(dtype).sign() * largest
-    rows[0, 3:] = largest
+    signed = some_rows(torch.float32).sign() * largest
+    signed[0, 3:] = largest
+    rows = signed.to(dtype)
     restored = kind().decode(*kind().encode(rows), dtype)
-    assert torch.isfinite(restored).all()
+    assert torch.isfinite(restored.float()).all()
     assert kind().excess(rows, restored).max() <= 0
 
 
@@ -91,8 +93,16 @@ def test_the_bound_is_no_wider_than_what_it_must_hold(
     assert (codec.excess(rows, restored) > 0).all()
 
 
-@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e-4])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "magnitude"),
+    # What is small to FP8 has lost its values before a codec sees it.
+    [
+        (dtype, size)
+        for dtype in DTYPES
+        for size in (1.0, 1e-3, 1e-4)[: 3 if dtype.itemsize > 1 else 1]
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_rows_lose_no_more_than_others(
     kind: type[RowCodec], dtype: torch.dtype, magnitude: float
@@ -111,7 +121,7 @@ def test_zeros_restore_as_exact_zeros(
     kind: type[RowCodec], dtype: torch.dtype, device: torch.device
 ) -> None:
     zeros = torch.zeros(1, 32, 2, 64, dtype=dtype, device=device)
-    assert torch.equal(kind().decode(*kind().encode(zeros), dtype), zeros)
+    assert not kind().decode(*kind().encode(zeros), dtype).float().any()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
@@ -119,11 +129,15 @@ def test_zeros_restore_as_exact_zeros(
 def test_a_non_finite_key_element_makes_its_channel_nan_and_touches_nothing_else(
     dtype: torch.dtype, poison: float, device: torch.device
 ) -> None:
-    clean, codec = some_rows(dtype).to(device), Int4Keys()
+    if dtype == torch.float8_e4m3fn:
+        poison = float("nan")  # it has no infinities
+    clean, codec = some_rows(dtype).float().to(device), Int4Keys()
     slot = int((~is_kept(clean)[0, :, 1]).nonzero()[0])
     dirty = clean.clone()
     dirty[0, slot, 1, 17] = poison
-    wanted, got = (codec.decode(*codec.encode(each), dtype) for each in (clean, dirty))
+    wanted, got = (
+        codec.decode(*codec.encode(each.to(dtype)), dtype).float() for each in (clean, dirty)
+    )
     others = ~is_kept(clean)[0, :, 1]
     assert got[0, others, 1, 17].isnan().all()
     wanted[0, others, 1, 17], got[0, others, 1, 17] = 0, 0
@@ -172,13 +186,18 @@ def test_levels_follow_the_rotary_frequencies() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_cycles_lose_little_more_than_one(kind: type[RowCodec], dtype: torch.dtype) -> None:
-    rows, codec = some_rows(dtype), kind()
-    rows[..., 7] += 30
+    wide, codec = some_rows(torch.float32), kind()
+    wide[..., 7] += 30
+    rows = wide.to(dtype)
     cycles = [rows]
     for _ in range(20):
         cycles.append(codec.decode(*codec.encode(cycles[-1]), dtype))
     errors = [(each.double() - rows.double()).norm().item() for each in cycles]
-    assert errors[20] < 1.05 * errors[1]
+    if dtype in FP8_DTYPES and kind is Int4Values:
+        # Each cycle puts the rows on their own coarse grid, and with them what was rotated.
+        assert 1.2 * errors[1] < errors[20] < 2.1 * errors[1]
+    else:
+        assert errors[20] < 1.05 * errors[1]
 
 
 def test_it_says_what_it_takes() -> None:

@@ -350,6 +350,27 @@ def test_k_that_turns_otherwise_is_refused_for_int4_alone(
         entrypoint.model_of(configuration, Settings("int4"))
 
 
+def test_int4_is_taken_at_pages_that_it_stores(entrypoint: ModuleType, tmp_path: Path) -> None:
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HICACHE_GB": "8"}
+    configuration = entrypoint.Configuration.from_env({**given, "SGLANG_ARGS": "--page-size 64"})
+    assert entrypoint.model_of(configuration, Settings("int4")) is not None
+    with pytest.raises(entrypoint.ConfigurationError, match=r"32, 64, 128 .*not of 1: use --page"):
+        entrypoint.model_of(entrypoint.Configuration.from_env(given), Settings("int4"))
+
+
+def test_an_fp8_kv_cache_halves_the_bytes_and_takes_int4_alone(
+    entrypoint: ModuleType, tmp_path: Path
+) -> None:
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HICACHE_RATIO": "2"}
+    given |= {"MAX_TOTAL_TOKENS": "64000", "SGLANG_ARGS": "--page-size 64 --kv-cache-dt fp8_e4m3"}
+    configuration = entrypoint.Configuration.from_env(given)
+    model = entrypoint.model_of(configuration, Settings("int4"))
+    found = configuration.host_gigabytes(model, Settings("int4"))
+    assert found == pytest.approx(128_000 * 147_456 / 2 / 1e9)
+    with pytest.raises(UnsupportedError, match=r"a row of INT8.*HIQCACHE_CODEC=int4"):
+        entrypoint.model_of(configuration, Settings("int8"))
+
+
 def test_a_head_dim_that_the_codec_does_not_serve_is_refused(
     entrypoint: ModuleType, tmp_path: Path
 ) -> None:

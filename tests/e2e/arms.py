@@ -21,8 +21,10 @@ class Arm:
         page_size: int,
         prompts: list[list[int]],
         family: str = "plain",
+        item_bytes: int = 2,
     ) -> None:
-        self.family = family
+        """item_bytes: of an element of L1's rows."""
+        self.family, self.item_bytes = family, item_bytes
         self.server, self.codec, self.page_size = server, codec, page_size
         self.client = client_of(server.url)
         self.prompts = prompts
@@ -70,8 +72,9 @@ def check(arm: Arm, bound: float, least: float = 0.9) -> None:
             assert answer.given.logprobs == answer.reference.logprobs
         return
     agreement = sum(answer.agreement for answer in answers) / len(answers)
-    assert agreement >= least
-    assert max(change(answer) for answer in answers) <= bound
+    largest = max(change(answer) for answer in answers)
+    assert agreement >= least, f"{agreement:.3f} of the answers is as it was; change {largest:.3f}"
+    assert largest <= bound, f"a log-probability changed by {largest:.3f}"
     # The tier is lossy, so restored rows must show: equal log-probabilities would mean that
     # nothing was quantised.
     assert any(answer.given.logprobs != answer.reference.logprobs for answer in answers)

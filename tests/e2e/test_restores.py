@@ -38,26 +38,29 @@ CONFIGURATIONS = [
     ("int8", "16", "write_through_selective"),
     ("bf16", "16", "write_back"),
     ("int4", "32", "write_through"),
+    ("int4+fp8", "32", "write_through"),
 ]
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids="-".join)
 def arm(request: pytest.FixtureRequest, make_server: MakeServer, model: Path) -> Iterator[Arm]:
-    codec, page_size, policy = request.param
-    server = make_server(
-        codec, "--page-size", page_size, "--hicache-write-policy", policy, name="restores"
-    )
+    named, page_size, policy = request.param
+    codec, fp8, _ = named.partition("+fp8")
+    args = ("--kv-cache-dtype", "fp8_e4m3") if fp8 else ()
+    sizes = ("--page-size", page_size, "--hicache-write-policy", policy)
+    server = make_server(codec, *sizes, *args, name="restores")
     with server:
         server.wait()
         # 16 prompts of 125 tokens: twice what L1 holds, two thirds of what BF16's L2 does. They
         # end inside a page of 16, so that no page holds a prompt's last token.
         tokenizer = AutoTokenizer.from_pretrained(model)
         prompts = [tokenizer(text)["input_ids"][:125] for text in passages(model, 16)]
-        yield Arm(server, codec, int(page_size), prompts)
+        yield Arm(server, codec, int(page_size), prompts, item_bytes=1 if fp8 else 2)
 
 
 def test_restored_answers(arm: Arm) -> None:
-    check(arm, LOGPROB_BOUND)
+    # Rows that go back to FP8 are rounded to its grid anew. Seen there: 88 %, changes of 0.26.
+    check(arm, LOGPROB_BOUND, least=0.8 if arm.item_bytes == 1 else 0.9)
 
 
 def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
@@ -70,7 +73,7 @@ def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
         layout = RecordLayout(30, arm.page_size, row_formats(arm.codec, kv_parts(3, 64)))
         expected = layout.bytes_per_token
         # As many as fit in the bytes of three times L1, and the page that SGLang adds.
-        within = 3 * L1_TOKENS * STOCK_BYTES / expected
+        within = 3 * L1_TOKENS * STOCK_BYTES * arm.item_bytes / 2 / expected
         tokens = (int(within) // arm.page_size + 1) * arm.page_size
     assert metrics["sglang:hicache_host_total_tokens"] == tokens
     for direction in ("load_back", "hicache_backup"):
@@ -99,4 +102,4 @@ def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm, model: Pat
 
 
 def test_the_codecs_under_test_are_all_there() -> None:
-    assert {codec for codec, *_ in CONFIGURATIONS} == {"bf16", *CODEC_NAMES}
+    assert {codec for codec, *_ in CONFIGURATIONS} == {"bf16", *CODEC_NAMES, "int4+fp8"}

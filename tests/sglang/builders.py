@@ -50,7 +50,7 @@ def buffer_info(
     pool.host_capacity_tokens = tokens
     if scaled:
         pool.k_scale_buffer = pool.v_scale_buffer = [torch.ones(tokens, heads)] * layers
-    _fill((*pool.k_buffer, *pool.v_buffer))
+    _fill([rows.view(pool.dtype) for rows in (*pool.k_buffer, *pool.v_buffer)])
     return adapter().rows_of_device_pool(pool)
 
 

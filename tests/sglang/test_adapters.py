@@ -9,13 +9,18 @@ import torch
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+from hiqcache.codecs import get_codec
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang.adapters import ADAPTERS, adapter, adapter_for
+from hiqcache.sglang.rows import row_dtype
 from hiqcache.sglang.source import Source
 from hiqcache.sglang.support import require_plain_rows
 from tests.sglang.assembled import apart, mha, plain, refused
 
 HEADS, DIM, LAYERS = 2, 64, 3
+
+
+INT8 = get_codec("int8")
 
 
 def device_pool(dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> MHATokenToKVPool:
@@ -32,7 +37,7 @@ def test_the_installed_release_is_served_by_its_own_adapter() -> None:
 def test_rows_are_the_device_pools_own_memory(width: int) -> None:
     pool = device_pool(v_head_dim=width)
     rows = adapter().rows_of_device_pool(pool)
-    require_plain_rows(rows)
+    require_plain_rows(rows, rows.dtype, INT8)
     assert [buffer.data_ptr() for buffer in rows.buffers.k] == [b.data_ptr() for b in pool.k_buffer]
     assert [buffer.data_ptr() for buffer in rows.buffers.v] == [b.data_ptr() for b in pool.v_buffer]
     for buffers, heads_and_width in (
@@ -54,15 +59,17 @@ def _scaled() -> MHATokenToKVPool:
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        (lambda: device_pool(torch.float8_e4m3fn), r"of 8 bits \(fp8\)"),
+        (lambda: device_pool(torch.float8_e4m3fn), "e4m3fn: .*HIQCACHE_CODEC=int4"),
         (lambda: device_pool(kv_cache_layout="hnd"), "layout 'hnd'"),
         (_scaled, "quantised itself"),
     ],
     ids=["fp8", "hnd", "scales"],
 )
 def test_rows_of_other_kinds_are_told_apart(pool: Any, message: str) -> None:
+    device = pool()
+    rows = adapter().rows_of_device_pool(device)
     with pytest.raises(UnsupportedError, match=message):
-        require_plain_rows(adapter().rows_of_device_pool(pool()))
+        require_plain_rows(rows, row_dtype(rows, device.dtype), INT8)
 
 
 def packed(page_size: int) -> CacheInitParams:

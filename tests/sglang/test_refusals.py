@@ -12,6 +12,7 @@ import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
+from hiqcache.codecs.base import FP8_DTYPES
 from hiqcache.compatibility import FAMILIES, UnsupportedError
 from hiqcache.settings import Settings
 from hiqcache.sglang import plugin, support
@@ -36,10 +37,21 @@ def test_a_quantised_l1() -> None:
     refused("quantised itself.*--kv-cache-dtype auto", buffer_info(scaled=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32], ids=str)
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    what = r"of 8 bits \(fp8\)" if dtype == torch.float8_e4m3fn else str(dtype)
-    refused(f"is {what}.*bfloat16", buffer_info(dtype=dtype))
+@pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
+def test_an_fp8_l1_under_codecs_that_gain_nothing(dtype: torch.dtype) -> None:
+    refused(
+        f"is {dtype}: a row of INT8 takes as many bytes.*HIQCACHE_CODEC=int4",
+        buffer_info(dtype=dtype),
+        kv_dtype=dtype,
+    )
+
+
+def test_other_dtypes() -> None:
+    refused("is torch.float32.*bfloat16", buffer_info(dtype=torch.float32))
+
+
+def test_bytes_of_which_nobody_says_what_they_are() -> None:
+    refused("is torch.uint8.*bfloat16", buffer_info(dtype=torch.float8_e4m3fn))
 
 
 def test_packed_draft_layers() -> None:

@@ -1,11 +1,11 @@
 """Compiles the fused kernels for an H100 or H200 (sm_90), without a GPU, and prints what came out.
 
 Run by test_codegen.py in a process of its own, since there the kernels are Triton's to compile and
-not the interpreter's. JSON lines: codec, heads, dim, order, kernel, stages; of the machine code,
-accesses of spilled registers in loops; bytes of shared memory, widths of global loads and stores
-and what share of the bytes moves eight or more at once, sizes of asynchronous copies, and how many
-of them may be pending when a round of the loop waits for others; how many neighbours in a row a
-thread has where the kernel packs four.
+not the interpreter's. JSON lines: codec, heads, dim, order, rows, kernel, stages; of the machine
+code, accesses of spilled registers in loops; bytes of shared memory, widths of global loads and
+stores and what share of the bytes moves eight or more at once, sizes of asynchronous copies, and
+how many of them may be pending when a round of the loop waits for others; how many neighbours in a
+row a thread has where the kernel packs four.
 """
 
 from __future__ import annotations
@@ -24,21 +24,30 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from hiqcache.codecs.base import FP8_DTYPES
 from hiqcache.transfers import kernels, page_kernel_code
 from hiqcache.transfers.launch import Launch
 from tests.transfers.pools import Pool, Shape, fused
+
+#: Dtypes of rows, as Triton calls them.
+ROWS = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 
 TARGET = GPUTarget("cuda", 90, 32)
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 
-def compiled(kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: bool) -> Any:
-    """``kernel`` with the constants that FusedTransfer gives it, in the parameters' order."""
+def compiled(
+    kernel: Any, launch: Launch, constants: tuple[Any, ...], rotates: bool, rows: str = "bf16"
+) -> Any:
+    """``kernel`` with the constants that FusedTransfer gives it, in the parameters' order.
+
+    rows: their dtype, as Triton calls it.
+    """
     names = kernel.arg_names
     given = names[len(names) - len(constants) :]
     pointers = {
         "arena": "*u8",
-        "device": "*bf16",
+        "device": f"*{rows}",
         "bases": "*i64",
         "host_slots": "*i64",
         "device_slots": "*i64",
@@ -122,13 +131,16 @@ def main() -> None:
     # What FusedTransfer asks of memory is not needed to compile; the kernels stay Triton's.
     kernels.INTERPRETED = True
     codecs, orders = ("int8", "int8-rot", "int4"), ("page_first", "layer_first")
-    for codec, heads, dim, order in itertools.product(codecs, (1, 8), (64, 128), orders):
+    cases = list(itertools.product(codecs, (1, 8), (64, 128), orders, (torch.bfloat16,)))
+    cases += itertools.product(("int4",), (8,), (128,), orders[:1], FP8_DTYPES)
+    for codec, heads, dim, order, dtype in cases:
         code_of = page_kernel_code if codec == "int4" else kernels
         page_size = 64 if codec == "int4" else 1
         shape = Shape(
             codec=codec,
             heads=heads,
             dim=dim,
+            dtype=dtype,
             page_size=page_size,
             order=order,
             host_slots=64,
@@ -139,8 +151,9 @@ def main() -> None:
             (code_of.backup, transfer.launches["backup"], transfer._encode._constants),
             (code_of.restore, transfer.launches["restore"], transfer._decode._constants),
         ):
-            code = compiled(kernel, launch, constants, codec != "int8")
+            code = compiled(kernel, launch, constants, codec != "int8", ROWS[dtype])
             row = {"codec": codec, "heads": heads, "dim": dim, "order": order}
+            row |= {"rows": ROWS[dtype]}
             row |= {"kernel": kernel.__name__}
             print(json.dumps(row | {"stages": launch.stages} | describe(code)), flush=True)
 

@@ -80,7 +80,7 @@ class Pool:
         shape = self.shape
         size = (shape.device_slots, shape.row_stride, part.heads, part.width)
         return [
-            torch.full(size, torch.nan, dtype=shape.dtype, device=self.device)[:, 0]
+            torch.full(size, torch.nan, device=self.device).to(shape.dtype)[:, 0]
             for _ in range(shape.layers)
         ]
 
@@ -120,9 +120,12 @@ class Pool:
     def rows(self) -> torch.Tensor:
         """All device rows on the CPU: ``[2, layers, slots, heads, head_dim]``.
 
-        Of parts that differ: ``[1, layers, slots, elements]``, both parts' elements.
+        Of parts that differ: ``[1, layers, slots, elements]``, both parts' elements. FP8 as bf16.
         """
-        first, second = torch.stack(self.k).cpu(), torch.stack(self.v).cpu()
+        wide = torch.bfloat16 if self.shape.dtype.itemsize == 1 else self.shape.dtype
+        first, second = (
+            torch.stack([rows.to(wide) for rows in part]).cpu() for part in (self.k, self.v)
+        )
         if first.shape == second.shape:
             return torch.stack([first, second])
         return torch.cat([first.flatten(2), second.flatten(2)], dim=-1)[None]
@@ -152,8 +155,9 @@ def awkward_rows(shape: Shape, seed: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(seed)
     info = torch.finfo(shape.dtype)
     rows = torch.randn(shape.device_slots, shape.heads, shape.dim, generator=random)
-    rows = rows.to(shape.dtype)
-    flat = rows.view(-1, shape.dim)
+    # As bits: torch indexes no fp8.
+    raw = {1: torch.int8, 2: torch.int16}[shape.dtype.itemsize]
+    flat = rows.to(shape.dtype).view(raw).view(-1, shape.dim)
     order = iter(torch.randperm(len(flat), generator=random).tolist())
     ramp = torch.linspace(-1, 1, shape.dim)
     for values in (
@@ -166,13 +170,17 @@ def awkward_rows(shape: Shape, seed: int) -> torch.Tensor:
         torch.full((shape.dim,), 1.0),
         torch.randint(-127, 128, (shape.dim,), generator=random) + 0.5,  # ties at scale 1
     ):
-        flat[next(order)] = values.to(shape.dtype)
+        flat[next(order)] = values.to(shape.dtype).view(raw)
     for value in (torch.nan, torch.inf, -torch.inf):
-        flat[next(order), int(torch.randint(shape.dim, (), generator=random))] = value
-    flat[next(order), 0] = 1e4  # an outlier
-    bits = torch.randint(-(2**15), 2**15, (shape.dim,), generator=random, dtype=torch.int16)
-    flat[next(order)] = bits.view(shape.dtype)
-    return rows
+        place = int(torch.randint(shape.dim, (), generator=random))
+        flat[next(order), place] = torch.tensor(value).to(shape.dtype).view(raw)
+    # An outlier.
+    flat[next(order), 0] = torch.tensor(min(1e4, info.max)).to(shape.dtype).view(raw)
+    bits = torch.iinfo(raw)
+    flat[next(order)] = torch.randint(
+        bits.min, bits.max + 1, (shape.dim,), generator=random, dtype=raw
+    )
+    return flat.view(rows.shape).view(shape.dtype)
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from bench import REPOSITORY
 from hiqcache.codecs import CODEC_NAMES, TOKEN_CODECS
+from hiqcache.codecs.base import FP8_DTYPES
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def rows(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_kernel_was_compiled(every: list[dict[str, Any]]) -> None:
-    assert len(every) == 16 * len(CODEC_NAMES)
+    assert len(every) == 16 * len(CODEC_NAMES) + 2 * len(FP8_DTYPES)
 
 
 def test_nothing_spills_in_a_loop(every: list[dict[str, Any]]) -> None:

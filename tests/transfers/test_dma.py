@@ -89,6 +89,13 @@ SHAPES = {
         codec="int4", page_size=64, heads=1, heads_1=3, dim=128, dim_1=32, dtype=torch.float16,
         order="layer_first", row_stride=2, host_slots=256, device_slots=256,
     ),
+    "int4, fp8 e4m3": BASE.but(
+        codec="int4", page_size=32, host_slots=256, device_slots=256, dtype=torch.float8_e4m3fn,
+    ),
+    "int4, fp8 e5m2, pages of 64": BASE.but(
+        codec="int4", page_size=64, heads=2, dim=32, dtype=torch.float8_e5m2,
+        host_slots=256, device_slots=256,
+    ),
     "latent and rope": BASE.but(heads=4, dim=128, heads_1=1, dim_1=64, joint=True),
 }  # fmt: skip
 #: Room for everything; for two layers of a page; for less than a layer of all pages.

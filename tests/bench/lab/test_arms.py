@@ -20,6 +20,8 @@ def test_an_arm_is_a_codec_and_perhaps_a_transfer() -> None:
         *CODEC_NAMES,
     ]
     assert arm_named("fp8").env == arm_named("bf16").env
+    assert arm_named("fp8+int4").env == arm_named("int4").env
+    assert arm_named("fp8+int4").args == arm_named("fp8").args
     assert arm_named("int8:torch").file_name == "int8-torch"
 
 
