@@ -34,7 +34,7 @@ def test_a_geometry_reads_as_a_sentence() -> None:
         (1, (), "bfloat16", "must be positive"),
         (1, (Part("k", 0, 1),), "bfloat16", "must be positive"),
         (1, (Part("k", 1, 0),), "bfloat16", "must be positive"),
-        (1, (Part("k", 1, 1),), "float8_e4m3fn", "serves bfloat16, float16"),
+        (1, (Part("k", 1, 1),), "float32", "serves bfloat16, float16, float8"),
     ],
 )
 def test_shapes_that_no_pool_has(

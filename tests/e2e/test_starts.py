@@ -31,7 +31,7 @@ def test_another_sglang_is_refused_by_name(make_server: MakeServer, tmp_path: Pa
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
     server = make_server("int8", name="other-sglang", PYTHONPATH=str(tmp_path))
-    with server, pytest.raises(ServerError, match=r"0\.5\.23; the installed version is 0\.5\.99"):
+    with server, pytest.raises(ServerError, match=r"0\.5\.22; the installed version is 0\.5\.99"):
         server.wait(120)
 
 
@@ -39,7 +39,7 @@ def test_another_sglang_is_refused_by_name(make_server: MakeServer, tmp_path: Pa
     ("codec", "args", "message"),
     [
         ("int8", ("--hicache-mem-layout", "page_head"), "--hicache-mem-layout page_head"),
-        ("int8", ("--hicache-storage-backend", "file"), "--hicache-storage-backend file"),
+        ("int8", ("--kv-cache-dtype", "fp8_e4m3"), "the GPU's KV cache is torch.float8_e4m3fn"),
     ],
 )
 def test_a_pool_that_is_refused_ends_the_server_with_the_reason(

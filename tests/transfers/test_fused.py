@@ -235,7 +235,7 @@ def test_it_says_what_it_cannot_serve(device: torch.device) -> None:
     pool = Pool(BASE, device)
     with pytest.raises(ValueError, match=r"not int7: use HIQCACHE_TRANSFER=torch"):
         FusedTransfer(UnknownCodec(), pool.arena, (pool.k, pool.v))
-    with pytest.raises(ValueError, match=r"bf16 and fp16 rows, not torch\.float32"):
+    with pytest.raises(ValueError, match=r"int8 on rows of torch\.bfloat16.*not torch\.float32"):
         FusedTransfer(
             pool.codec,
             pool.arena,
