@@ -357,12 +357,18 @@ FEATURES: Mapping[str, Entry] = _by_key(
         "fp8",
         "An FP8 L1 (--kv-cache-dtype fp8_e4m3, fp8_e5m2) under codec int4",
         tested=(
-            Evidence("trained", "SmolLM2-135M, e4m3", "CPU", _E2E),
+            Evidence(
+                "trained",
+                "SmolLM2-135M, e4m3",
+                "CPU",
+                "tests/e2e/test_restores.py::test_an_fp8_l1_gets_its_rows_back",
+            ),
             Evidence(
                 "unit",
                 "pages of both come back",
                 "CPU",
-                "tests/sglang/test_host_pool.py::test_whole_pages_come_back_as_int4_leaves_them",
+                "tests/sglang/test_host_pool.py::"
+                "test_whole_pages_of_an_fp8_l1_come_back_as_int4_leaves_them",
             ),
         ),
     ),

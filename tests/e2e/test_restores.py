@@ -38,8 +38,9 @@ CONFIGURATIONS = [
     ("int8", "16", "write_through_selective"),
     ("bf16", "16", "write_back"),
     ("int4", "32", "write_through"),
-    ("int4+fp8", "32", "write_through"),
 ]
+#: Behind an FP8 KV cache.
+FP8 = ("int4+fp8", "32", "write_through")
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids="-".join)
@@ -59,8 +60,7 @@ def arm(request: pytest.FixtureRequest, make_server: MakeServer, model: Path) ->
 
 
 def test_restored_answers(arm: Arm) -> None:
-    # Rows that go back to FP8 are rounded to its grid anew. Seen there: 88 %, changes of 0.26.
-    check(arm, LOGPROB_BOUND, least=0.8 if arm.item_bytes == 1 else 0.9)
+    check(arm, LOGPROB_BOUND)
 
 
 def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
@@ -80,6 +80,13 @@ def test_bytes_and_capacity_are_the_records(arm: Arm) -> None:
         moved = metrics[f"sglang:{direction}_tokens_total"]
         assert moved > 0
         assert metrics[f"sglang:{direction}_bytes_total"] / moved == expected
+
+
+@pytest.mark.parametrize("arm", [FP8], ids="-".join, indirect=True)
+def test_an_fp8_l1_gets_its_rows_back(arm: Arm) -> None:
+    # They are rounded to FP8's grid anew. Seen: 88 % of an answer as it was, changes of 0.26.
+    check(arm, LOGPROB_BOUND, least=0.8)
+    test_bytes_and_capacity_are_the_records(arm)
 
 
 def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm, model: Path) -> None:
@@ -102,4 +109,4 @@ def test_eviction_pressure_never_returns_another_prefixs_kv(arm: Arm, model: Pat
 
 
 def test_the_codecs_under_test_are_all_there() -> None:
-    assert {codec for codec, *_ in CONFIGURATIONS} == {"bf16", *CODEC_NAMES, "int4+fp8"}
+    assert {codec for codec, *_ in CONFIGURATIONS} == {"bf16", *CODEC_NAMES}

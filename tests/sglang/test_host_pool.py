@@ -10,7 +10,7 @@ import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from hiqcache.codecs import TOKEN_CODECS, get_codec
-from hiqcache.codecs.int4 import Int4
+from hiqcache.codecs.base import DTYPES, FP8_DTYPES
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.record import kv_parts
 from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
@@ -90,7 +90,15 @@ def test_rows_come_back_as_the_codec_leaves_them_and_nothing_else_moves(
             assert torch.equal(now[untouched], then[untouched])
 
 
-@pytest.mark.parametrize("dtype", Int4.dtypes, ids=str)
+@pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_whole_pages_of_an_fp8_l1_come_back_as_int4_leaves_them(
+    layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_whole_pages_come_back_as_int4_leaves_them(layout, dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
 def test_whole_pages_come_back_as_int4_leaves_them(
     layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
