@@ -13,8 +13,7 @@ DEFAULT_SGLANG := $(patsubst sglang==%,%,$(filter sglang==%,$(file <requirements
 OVERLAY := $(if $(filter-out $(DEFAULT_SGLANG),$(SGLANG)),.cache/sglang-$(SGLANG))
 RUN := $(or $(OVERLAY),$(VENV))/bin/python
 # What is run on every served release; docs/compatibility.md says what passed.
-RELEASE_TESTS := tests/sglang/test_contract.py tests/sglang/test_adapters.py \
-  tests/sglang/test_assembly.py tests/e2e/test_restores.py
+RELEASE_TESTS := tests/sglang tests/e2e/test_restores.py tests/e2e/test_l3.py
 LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.lock
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
@@ -48,15 +47,15 @@ demo-results: env ## Renew the demo's figures that the documentation quotes (res
 
 # Servers in one worker, all else in the other: more servers at once would want more memory.
 test: env $(or $(OVERLAY),$(GRAFANA_VENV)/.complete) ## Every test that needs no GPU, no Docker and no Prometheus (SGLANG=x.y.z: what is run on every served release)
-	$(RUN) -m pytest -n 2 --dist loadgroup $(if $(SGLANG),$(RELEASE_TESTS),-m "not docker and not monitoring and not storage")
+	$(RUN) -m pytest -n 2 --dist loadgroup -m "not docker and not monitoring and not storage" $(if $(SGLANG),$(RELEASE_TESTS))
 
-releases: env ## Renew what docs/compatibility.md says of other releases of SGLang (results/releases)
-	@for release in $$($(BIN)/python -c 'from hiqcache.sglang.adapters import SERVED; print(*SERVED[1:])'); do \
+releases: env ## Renew what docs/compatibility.md says of the served releases of SGLang (results/releases)
+	@for release in $$($(BIN)/python -c 'from hiqcache.sglang.adapters import SERVED; print(*SERVED)'); do \
 	  $(MAKE) --no-print-directory release SGLANG=$$release || exit 1; done
 	$(BIN)/python -m docs.compatibility
 
-release: env $(OVERLAY)
-	$(RUN) -m pytest --junitxml .cache/release-$(SGLANG).xml $(RELEASE_TESTS)
+release: needs-storage-test env $(OVERLAY)
+	$(RUN) -m pytest -n 2 --dist loadgroup --junitxml .cache/release-$(SGLANG).xml $(RELEASE_TESTS)
 	$(RUN) -m docs.releases .cache/release-$(SGLANG).xml
 
 .cache/sglang-%: requirements/sglang-%.lock | env

@@ -77,7 +77,7 @@ def host_buffers(pool: Any) -> Sequence[Sequence[torch.Tensor]]:
     """
     if not isinstance(pool, MLATokenToKVPoolHost):
         if pool.layout == "page_first_direct":
-            # 0.5.22's references are its pages then.
+            # Where SGLang keeps references to rows then, they may be of pages.
             return (pool.k_buffer.unbind(1), pool.v_buffer.unbind(1))
         return (pool.k_data_refs, pool.v_data_refs)
     if pool.layout == "page_first_direct":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +21,10 @@ from hiqcache.sglang.source import Source
 from hiqcache.sglang.support import require_plain_rows
 from tests.sglang.assembled import apart, mha, plain, refused
 
+PACKAGE = Path(__file__).parents[2] / "hiqcache"
+#: Where releases are told apart, and where texts for people name some.
+KNOW_RELEASES = {"sglang/__init__.py", "sglang/adapters/__init__.py"}
+SAY_RELEASES = {"compatibility.py", "settings.py"}
 HEADS, DIM, LAYERS = 2, 64, 3
 
 
@@ -80,3 +88,29 @@ def packed(page_size: int) -> CacheInitParams:
 
 def test_drafts_in_the_targets_rows_are_refused_by_sglangs_own_assembly() -> None:
     assert "1 MTP draft layer" in apart(refused, packed)
+
+
+def _releases_named(source: str) -> Iterator[str]:
+    """Strings of ``source`` that hold a release of SGLang, docstrings aside."""
+    tree = ast.parse(source)
+    told = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body
+        if isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if id(node) not in told and re.search(r"\b0\.5\.\d+", node.value):
+            yield node.value
+
+
+def test_nothing_but_the_adapters_knows_releases() -> None:
+    knowing = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        if list(_releases_named(file.read_text()))
+    }
+    assert knowing - SAY_RELEASES == KNOW_RELEASES
+    assert list(_releases_named('"""0.5.23."""\nif version("sglang") == "0.5.22":\n    pass'))

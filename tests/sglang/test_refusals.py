@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,9 +154,17 @@ refuse(StorageBackendFactory.create_backend, "hf3fs", None, pool)
 """
 
 
-def test_the_hooks_stand_where_sglang_calls() -> None:
+@pytest.mark.parametrize("release", ["installed", "another, allowed"])
+def test_the_hooks_stand_where_sglang_calls(release: str, tmp_path: Path) -> None:
+    environment = dict(os.environ)
+    if release != "installed":
+        other = tmp_path / "sglang-0.5.99.dist-info"
+        other.mkdir()
+        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment |= {"PYTHONPATH": path, "HIQCACHE_ALLOW_SGLANG": "0.5.99"}
     done = subprocess.run(
-        [sys.executable, "-c", HOOKED], capture_output=True, text=True, check=False
+        [sys.executable, "-c", HOOKED], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "storage-backend hf3fs: its keys name no format" in done.stdout
