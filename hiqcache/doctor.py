@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from hiqcache.model import Model
-from hiqcache.plan import plan
+from hiqcache.plan import AUTO, plan
 from hiqcache.settings import STOCK, Settings, SettingsError
 from hiqcache.sglang import SUPPORTED_SGLANG
 
@@ -181,7 +181,7 @@ def _codec(settings: Settings, pool: Pool) -> Iterator[Check]:
         return
     if pool.model.refusal(settings.codec) is not None:
         return  # said above
-    transfer = "mover" if settings.transfer == "mover" else "fused"
+    transfer = "mover" if settings.transfer == "mover" else AUTO[settings.codec]
     rows = plan(pool.model, pool.host_gb, pool.page_size)
     stock = {row.pool: row.bytes_per_token for row in rows if row.codec == STOCK}
     for row in rows:

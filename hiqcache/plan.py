@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import require_pages, row_formats
 from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
@@ -17,12 +16,11 @@ from hiqcache.settings import STOCK
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
 PAGE_SIZE = 64
 
+#: What HIQCACHE_TRANSFER=auto chooses on a GPU whose driver has batched copies.
+AUTO = {"int8": "fused", "int8-rot": "fused", "int4": "dma"}
+
 #: Codecs by transfer, in the order of a plan.
-WAYS: tuple[tuple[str, str], ...] = (
-    (STOCK, "stock"),
-    *((name, "fused") for name in CODEC_NAMES),
-    ("int8", "mover"),
-)
+WAYS: tuple[tuple[str, str], ...] = ((STOCK, "stock"), *AUTO.items(), ("int8", "mover"))
 
 
 @dataclass(frozen=True)

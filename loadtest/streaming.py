@@ -132,7 +132,8 @@ def _read(
             finished = _take(sample, json.loads(payload), now, most, texts) or finished
             if sample.output_tokens > most:
                 raise _StreamFailedError(f"more tokens than the {most} that were asked for")
-        except (TypeError, AttributeError) as error:
+        # json gives up on a thousand brackets by a RecursionError.
+        except (TypeError, AttributeError, RecursionError) as error:
             raise _StreamFailedError(f"this is no chunk of a completion: {payload}") from error
     sample.detail = "the stream ended without [DONE]"
 

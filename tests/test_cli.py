@@ -63,7 +63,7 @@ def test_plan_behind_an_fp8_kv_cache(model: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     lines = [line.split() for line in printed.splitlines()]
     assert ["bf16", "stock", "73,728", "108,544", "1.000x"] in lines
-    assert ["int4", "fused", "41,526", "192,704", "1.775x"] in lines
+    assert ["int4", "dma", "41,526", "192,704", "1.775x"] in lines
     assert "int8      fused     not served: rows of float8_e4m3fn: a row of INT8 takes" in printed
 
 

@@ -71,8 +71,8 @@ def require_pages(codec: str, page_size: int) -> None:
     """Raise ValueError where ``codec`` stores whole pages, and none of ``page_size`` tokens."""
     if codec == "int4" and page_size not in INT4_PAGES:
         raise ValueError(
-            f"codec int4 stores whole pages of {', '.join(map(str, INT4_PAGES))} tokens, not of "
-            f"{page_size}: use --page-size 64, or HIQCACHE_CODEC=int8."
+            f"codec int4 stores whole pages of {', '.join(map(str, INT4_PAGES))} tokens, and "
+            f"these have {page_size}: use --page-size 64, or HIQCACHE_CODEC=int8."
         )
 
 

@@ -39,7 +39,7 @@ def hadamard(values: torch.Tensor) -> torch.Tensor:
     """``values`` times the (unnormalised, symmetric) Walsh-Hadamard matrix of the last axis.
 
     Sylvester's construction by butterflies of distance 1, 2, 4, ...: each fp32 result is a sum of
-    pairwise sums in that fixed order, which every other implementation may follow bit by bit.
+    pairwise sums in that fixed order.
     """
     shape, width = values.shape, 1
     while width < shape[-1]:

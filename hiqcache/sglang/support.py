@@ -10,7 +10,7 @@ import torch
 
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES, FP8_DTYPES, Codec
-from hiqcache.codecs.formats import BY_HALVES
+from hiqcache.codecs.formats import BY_HALVES, require_pages
 from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
 from hiqcache.record import Format, Order, Part, RowFormat, format_of
@@ -225,12 +225,10 @@ def nothing_to_quantise(codec: str, enabled: bool, cache: str) -> str:
 
 def require_transfer(transfer: str, device: torch.device, codec: Codec, page_size: int) -> str:
     """The transfer to use on ``device``; ``auto`` resolved. Raises UnsupportedError."""
-    if codec.page_sizes is not None and page_size not in codec.page_sizes:
-        raise UnsupportedError(
-            f"HIQCACHE_CODEC={codec.name} stores whole pages of "
-            f"{', '.join(map(str, codec.page_sizes))} tokens; this server's have {page_size}. "
-            "Start with --page-size 64, or set HIQCACHE_CODEC=int8."
-        )
+    try:
+        require_pages(codec.name, page_size)
+    except ValueError as error:
+        raise UnsupportedError(f"{error} {_WAY_OUT}") from error
     if codec.page_sizes is not None and transfer == "mover":
         raise UnsupportedError(
             f"HIQCACHE_TRANSFER=mover moves rows one by one, and HIQCACHE_CODEC={codec.name} "

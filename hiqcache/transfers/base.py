@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from hiqcache.codecs.base import Codec, RowCodec
-from hiqcache.codecs.formats import blocks
+from hiqcache.codecs.formats import blocks, require_pages
 from hiqcache.record import Part, Plane, Planes, RecordLayout, RowFormat
 
 
@@ -107,12 +107,7 @@ class Transfer(ABC):
     def __init__(
         self, codec: Codec, arena: Arena, device: Sequence[Sequence[torch.Tensor]]
     ) -> None:
-        size, served = arena.layout.page_size, codec.page_sizes
-        if served is not None and size not in served:
-            raise ValueError(
-                f"codec {codec.name} stores whole pages of {', '.join(map(str, served))} tokens, "
-                f"and this arena's have {size}: use --page-size 64, or HIQCACHE_CODEC=int8."
-            )
+        require_pages(codec.name, arena.layout.page_size)
         self.codec = codec
         self.arena = arena
         self.device = tuple(map(tuple, device))

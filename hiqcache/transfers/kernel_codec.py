@@ -15,10 +15,10 @@ import triton.language as tl
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _CODE_MAX = tl.constexpr(127.0)
 _FLOAT_INF_BITS = tl.constexpr(0x7F800000)
-_BF16_NAN_BITS = tl.constexpr(0x7FC0)
+BF16_NAN_BITS = tl.constexpr(0x7FC0)
 # Adding 384 = 1.5 * 2^8 rounds a quotient to a multiple of 2^-15, adding 1.5 * 2^23 to an integer.
-_SNAP = tl.constexpr(384.0)
-_ROUND = tl.constexpr(12582912.0 - 384.0)
+SNAP = tl.constexpr(384.0)
+ROUND = tl.constexpr(12582912.0 - 384.0)
 
 
 @triton.jit
@@ -43,12 +43,12 @@ def quantise(values, SCALE_MIN_BITS: tl.constexpr, ROTATE: tl.constexpr):
     bits = tl.maximum(bits, SCALE_MIN_BITS)
     inverse = reciprocal((bits << 16).to(tl.float32, bitcast=True))
     # The low byte of 1.5 * 2^23 + n is n.
-    rounded = (values * inverse[:, None] + _SNAP) + _ROUND
+    rounded = (values * inverse[:, None] + SNAP) + ROUND
     words = rounded.to(tl.int32, bitcast=True)
     mask = tl.where(finite, -1, 0)[:, None]
     # A product's layout has other rows among any four that are neighbours in a thread.
     codes = (words & mask).to(tl.int8) if ROTATE else _low_bytes(words, mask)
-    scales = tl.where(finite, bits, _BF16_NAN_BITS)
+    scales = tl.where(finite, bits, BF16_NAN_BITS)
     return codes, scales.to(tl.int16)
 
 
@@ -204,7 +204,7 @@ def to_rows(values, dtype: tl.constexpr, LARGEST: tl.constexpr):
         # The interpreter's cast truncates.
         bits = values.to(tl.int32, bitcast=True)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
-        rounded = tl.where(values == values, rounded, _BF16_NAN_BITS)
+        rounded = tl.where(values == values, rounded, BF16_NAN_BITS)
         return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
     # Clamps as it rounds, two at a time.
     if dtype == tl.float8e4nv or dtype == tl.float8e5:

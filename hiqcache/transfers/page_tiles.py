@@ -16,6 +16,9 @@ import triton.language as tl
 from hiqcache.codecs import int4
 from hiqcache.codecs.formats import INT4_KEPT
 from hiqcache.transfers.kernel_codec import (
+    BF16_NAN_BITS,
+    ROUND,
+    SNAP,
     by_code_max,
     from_rows,
     reciprocal,
@@ -28,11 +31,7 @@ _FAST_BITS = tl.constexpr(int4.FAST_BITS)
 _FAST_LEVELS = tl.constexpr(2**int4.FAST_BITS)
 _SLOW_LEVELS = tl.constexpr(2**int4.SLOW_BITS)
 _VALUE_LEVELS = tl.constexpr(16)
-_BF16_NAN_BITS = tl.constexpr(0x7FC0)
 _INFINITE_BITS = tl.constexpr(0x7F800000)
-# As in kernel_codec, which says why.
-_SNAP = tl.constexpr(384.0)
-_ROUND = tl.constexpr(12582912.0 - 384.0)
 
 
 @triton.jit
@@ -55,7 +54,7 @@ def _steps(low, high, LEVELS: tl.constexpr, STEP_MIN_BITS: tl.constexpr):
     reach = tl.where(finite, tl.maximum(high - middle, middle - low), 0.0)
     steps = to_bf16_bits(reach * (2 / (LEVELS - 1)))
     steps = tl.where(steps >= STEP_MIN_BITS, steps, 0)
-    return tl.where(finite, middles, _BF16_NAN_BITS), steps
+    return tl.where(finite, middles, BF16_NAN_BITS), steps
 
 
 @triton.jit
@@ -199,7 +198,7 @@ def backup_keys(
         tl.store(arena + start + slow_at, _as_int8(slow_row, inverse))
         after = side_at + 4 * HEADS * DIM + HEADS * _KEPT * HALF
         scale_ptr = (arena + after + number * 2).to(tl.pointer_type(tl.int16), bitcast=True)
-        tl.store(scale_ptr, tl.where(finite, scale, _BF16_NAN_BITS).to(tl.int16))
+        tl.store(scale_ptr, tl.where(finite, scale, BF16_NAN_BITS).to(tl.int16))
         tl.store(arena + after + HEADS * _KEPT * 2 + number, at_slot.to(tl.uint8))
 
 
@@ -212,7 +211,7 @@ def _kept_places(half, second, QUARTER: tl.constexpr):
 @triton.jit
 def _as_int8(row, inverse):
     """The codes of kernel_codec.quantise of a finite head, as bytes."""
-    return ((row * inverse + _SNAP) + _ROUND).to(tl.int32, bitcast=True).to(tl.uint8)
+    return ((row * inverse + SNAP) + ROUND).to(tl.int32, bitcast=True).to(tl.uint8)
 
 
 @triton.jit

@@ -354,7 +354,7 @@ def test_int4_is_taken_at_pages_that_it_stores(entrypoint: ModuleType, tmp_path:
     given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HICACHE_GB": "8"}
     configuration = entrypoint.Configuration.from_env({**given, "SGLANG_ARGS": "--page-size 64"})
     assert entrypoint.model_of(configuration, Settings("int4")) is not None
-    with pytest.raises(entrypoint.ConfigurationError, match=r"32, 64, 128 .*not of 1: use --page"):
+    with pytest.raises(entrypoint.ConfigurationError, match=r"32, 64, 128 .*have 1: use --page"):
         entrypoint.model_of(entrypoint.Configuration.from_env(given), Settings("int4"))
 
 

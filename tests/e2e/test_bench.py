@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from bench.lab.servers import serving
 from bench.lab.shards import Shards
 from bench.tiers import measure
 from bench.tiers.measure import Bench, missing, run_all
-from bench.tiers.plan import CPU, experiment
+from bench.tiers.plan import CPU, Experiment, Scale, experiment
 from bench.tiers.progress import Progress
 from bench.tiers.runs import RunLog
 from hiqcache.model import read_model
@@ -30,23 +31,31 @@ def _busy_machines_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "reasons_disturbed", lambda *_: [])
 
 
-def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
-    quick_model: Path, tmp_path: Path
-) -> None:
-    geometry = read_model(quick_model).geometry
-    bench = Bench(quick_model, geometry, SMALL, True, (), tmp_path)
-    plan = experiment("sweep", tuple(arms_named("bf16,int8")), SMALL, geometry, repeats=1)
-    (point,) = plan.points
-    setup = {"model": quick_model.name, "environment": environment.describe()}
-    log = RunLog(tmp_path / "runs.jsonl", setup)
+def measured(
+    name: str, scale: Scale, model: Path, folder: Path
+) -> tuple[Experiment, dict[str, Any], dict[str, Any]]:
+    """An experiment of that name on BF16 and int8 servers, once; and what each arm's run gave."""
+    geometry = read_model(model).geometry
+    bench = Bench(model, geometry, scale, True, (), folder)
+    plan = experiment(name, tuple(arms_named("bf16,int8")), scale, geometry, repeats=1)
+    setup = {"model": model.name, "environment": environment.describe()}
+    log = RunLog(folder / "runs.jsonl", setup)
     servers = [bench.server(plan, arm) for arm in plan.arms]
     with serving(*servers, timeout=300):
         urls = {server.name: server.url for server in servers}
         asyncio.run(
             run_all(bench, plan, urls, missing(plan, log), log, Progress(60.0, deadline=None))
         )
-    stock, quantised = log.runs
     assert missing(plan, log) == []
+    stock, quantised = log.runs
+    return plan, stock, quantised
+
+
+def test_arms_take_turns_on_servers_that_do_what_their_layout_says(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    plan, stock, quantised = measured("sweep", SMALL, quick_model, tmp_path)
+    (point,) = plan.points
     for run in (stock, quantised):
         assert run["invalid"] == []
         assert len(run["requests"]) == point.requests
@@ -67,18 +76,7 @@ def test_on_the_same_disk_int8_keeps_prefixes_that_bf16_has_lost(
     model: Path, tmp_path: Path
 ) -> None:
     small = replace(CPU, l1_tokens=512, shards=Shards(64), concurrency=1, output=1)
-    geometry = read_model(model).geometry
-    bench = Bench(model, geometry, small, True, (), tmp_path)
-    plan = experiment("l3", tuple(arms_named("bf16,int8")), small, geometry, repeats=1)
-    setup = {"model": model.name, "environment": environment.describe()}
-    log = RunLog(tmp_path / "runs.jsonl", setup)
-    servers = [bench.server(plan, arm) for arm in plan.arms]
-    with serving(*servers, timeout=300):
-        urls = {server.name: server.url for server in servers}
-        asyncio.run(
-            run_all(bench, plan, urls, missing(plan, log), log, Progress(60.0, deadline=None))
-        )
-    stock, quantised = log.runs
+    _, stock, quantised = measured("l3", small, model, tmp_path)
     # Capacities, pages on disk and bytes per token are those of each layout.
     assert (stock["invalid"], quantised["invalid"]) == ([], [])
     disks = [run["disk"] for run in (stock, quantised)]

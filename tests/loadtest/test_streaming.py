@@ -259,6 +259,17 @@ def test_whatever_an_event_holds_nothing_is_raised(
     Telemetry().observe(sample)
 
 
+def test_brackets_without_end_are_an_error(ask: Callable[..., Sample]) -> None:
+    def script(handler: Handler) -> None:
+        handler.begin()
+        handler.event(chunk(1))
+        handler.event("[" * 200_000)
+        handler.end()
+
+    sample = ask(script)
+    assert (sample.outcome, sample.output_tokens) == ("error", 1)
+
+
 def test_a_refused_connection_is_an_error() -> None:
     with direct_session() as session:
         sample = send(session, "http://127.0.0.1:1", "arm", "load", Request(1, tokens=(1,)), 2.0)

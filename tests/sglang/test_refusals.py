@@ -14,8 +14,10 @@ import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
+from hiqcache.codecs import CODEC_NAMES, get_codec
 from hiqcache.codecs.base import FP8_DTYPES
 from hiqcache.compatibility import FAMILIES, UnsupportedError
+from hiqcache.plan import AUTO
 from hiqcache.settings import Settings
 from hiqcache.sglang import plugin, support
 from hiqcache.sglang.assembly import Assembly, building
@@ -54,6 +56,17 @@ def test_other_dtypes() -> None:
 
 def test_bytes_of_which_nobody_says_what_they_are() -> None:
     refused("is torch.uint8.*bfloat16", buffer_info(dtype=torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_auto_is_what_plans_say(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen() -> str:
+        return support.require_transfer("auto", torch.device("cuda"), get_codec(codec), 64)
+
+    monkeypatch.setattr(support, "missing_batches", lambda: None)
+    assert chosen() == AUTO[codec]
+    monkeypatch.setattr(support, "missing_batches", lambda: "no batched copies")
+    assert chosen() == "fused"
 
 
 def test_packed_draft_layers() -> None:
