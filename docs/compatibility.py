@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from docs.releases import Count, Release, read_all
-from hiqcache.compatibility import FAMILIES, FEATURES, Entry, Evidence, Family
+from hiqcache.compatibility import FAMILIES, Entry, Evidence, Family
+from hiqcache.features import FEATURES
 from hiqcache.plan import PAGE_SIZE, factor_of
 from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.adapters import ADAPTERS

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from hiqcache.codecs import FP8_CODECS
 from hiqcache.codecs.formats import BY_HALVES
-from hiqcache.compatibility import FEATURES, Entry, Family
+from hiqcache.compatibility import Entry, Family
+from hiqcache.features import FEATURES
 from hiqcache.geometry import KV_CACHE_DTYPES, GeometryError, KVGeometry
 from hiqcache.settings import STOCK
 

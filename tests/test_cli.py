@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hiqcache.cli import main
-from hiqcache.compatibility import FAMILIES, FEATURES
+from hiqcache.compatibility import FAMILIES
+from hiqcache.features import FEATURES
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import HostPool, Model
 from hiqcache.plan import plan

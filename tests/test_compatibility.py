@@ -11,7 +11,8 @@ import pytest
 
 from docs import compatibility as document
 from hiqcache.architectures import FAMILY_OF
-from hiqcache.compatibility import FAMILIES, FEATURES, Entry, UnsupportedError
+from hiqcache.compatibility import FAMILIES, Entry, UnsupportedError
+from hiqcache.features import FEATURES
 from hiqcache.plan import factor_of
 
 REPOSITORY = Path(__file__).parents[1]

@@ -11,8 +11,9 @@ import torch
 from hiqcache.codecs import get_codec
 from hiqcache.codecs.base import DTYPES, FP8_DTYPES, Codec
 from hiqcache.codecs.formats import BY_HALVES, require_pages
-from hiqcache.compatibility import FEATURES, Family, UnsupportedError
 from hiqcache.compatibility import WAY_OUT as _WAY_OUT
+from hiqcache.compatibility import Family, UnsupportedError
+from hiqcache.features import FEATURES
 from hiqcache.record import Format, Order, Part, RowFormat, format_of
 from hiqcache.rotary import otherwise
 from hiqcache.sglang import SUPPORTED_SGLANG
