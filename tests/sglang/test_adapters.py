@@ -24,7 +24,7 @@ from tests.sglang.assembled import apart, mha, plain, refused
 PACKAGE = Path(__file__).parents[2] / "hiqcache"
 #: Where releases are told apart, and where texts for people name some.
 KNOW_RELEASES = {"sglang/__init__.py", "sglang/adapters/__init__.py"}
-SAY_RELEASES = {"compatibility.py", "settings.py"}
+SAY_RELEASES = {"features.py", "settings.py"}
 HEADS, DIM, LAYERS = 2, 64, 3
 
 
