@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from hiqcache.model import Model
-from hiqcache.plan import AUTO, plan
+from hiqcache.plan import plan
 from hiqcache.settings import STOCK, Settings, SettingsError
 from hiqcache.sglang import SUPPORTED_SGLANG
 
@@ -181,11 +181,12 @@ def _codec(settings: Settings, pool: Pool) -> Iterator[Check]:
         return
     if pool.model.refusal(settings.codec) is not None:
         return  # said above
-    transfer = "mover" if settings.transfer == "mover" else AUTO[settings.codec]
     rows = plan(pool.model, pool.host_gb, pool.page_size)
     stock = {row.pool: row.bytes_per_token for row in rows if row.codec == STOCK}
+    # A plan has a codec's records as most transfers share them, and those of the mover.
+    padded = settings.transfer == "mover"
     for row in rows:
-        if (row.codec, row.transfer) != (settings.codec, transfer):
+        if row.codec != settings.codec or (row.transfer == "mover") != padded:
             continue
         if row.refused:
             yield Check(False, "codec", f"{row.refused} Pool: {row.pool}.")

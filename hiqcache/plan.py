@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from hiqcache.codecs import CODEC_NAMES
 from hiqcache.codecs.formats import require_pages, row_formats
 from hiqcache.compatibility import Family
 from hiqcache.geometry import KVGeometry
 from hiqcache.model import Model
 from hiqcache.record import RecordLayout, format_of, tokens_in_gigabytes
 from hiqcache.settings import STOCK
+from hiqcache.transfers.auto import auto_transfer
 
 #: Tokens per page where nothing else is asked for: what SGLang's documentation recommends for
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
 PAGE_SIZE = 64
 
-#: What HIQCACHE_TRANSFER=auto chooses on a GPU whose driver has batched copies.
-AUTO = {"int8": "fused", "int8-rot": "fused", "int4": "dma"}
-
-#: Codecs by transfer, in the order of a plan.
-WAYS: tuple[tuple[str, str], ...] = ((STOCK, "stock"), *AUTO.items(), ("int8", "mover"))
+#: Codecs by transfer, in the order of a plan: on a GPU whose driver has batched copies.
+WAYS: tuple[tuple[str, str], ...] = (
+    (STOCK, "stock"),
+    *((codec, auto_transfer(codec, "cuda")) for codec in CODEC_NAMES),
+    ("int8", "mover"),
+)
 
 
 @dataclass(frozen=True)

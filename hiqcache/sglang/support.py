@@ -20,6 +20,7 @@ from hiqcache.sglang import SUPPORTED_SGLANG
 from hiqcache.sglang.adapters import SERVED
 from hiqcache.sglang.contract import breaches
 from hiqcache.sglang.source import Source
+from hiqcache.transfers.auto import auto_transfer
 from hiqcache.transfers.copy_engine import missing_batches
 
 #: SGLang's host layouts that are served, and the arena order of each. page_first_direct is what
@@ -236,12 +237,7 @@ def require_transfer(transfer: str, device: torch.device, codec: Codec, page_siz
             "stores whole pages. Unset HIQCACHE_TRANSFER, or set HIQCACHE_CODEC=int8."
         )
     if transfer == "auto":
-        if device.type != "cuda":
-            return "torch"
-        # On a GPU, dma has run in benchmarks alone (results/h200): fused serves until servers have
-        # run it. Records of whole pages are tiled for the copy engine.
-        by_pages = codec.page_sizes is not None and missing_batches() is None
-        return "dma" if by_pages else "fused"
+        return auto_transfer(codec.name, device.type, missing_batches() is None)
     if transfer != "torch" and device.type != "cuda":
         raise UnsupportedError(
             f"HIQCACHE_TRANSFER={transfer} needs a CUDA device; the KV cache is on {device}. Unset "
