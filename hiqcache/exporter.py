@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from hiqcache import direct_http, metrics_page
+from hiqcache.scraped import samples
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +62,11 @@ def read_page(page: str, at: float) -> Reading:
     """
     if not any(line.startswith(_SERVED) for line in page.splitlines()):
         raise ValueError(f"no metric of SGLang's on a page that begins with {page[:60]!r}")
-    wanted = tuple(name.removesuffix("_sum") for name in (*_COUNTERS, *_GAUGES))
-    # Most of the page is histograms of SGLang's; reading them all takes ten times as long.
-    lines = [line for line in page.splitlines() if line.startswith(wanted)]
     counters: dict[str, float] = defaultdict(float)
     gauges: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            if sample.name in _COUNTERS:
-                counters[sample.name] += sample.value
-            elif sample.name in _GAUGES:
-                gauges[sample.name] += sample.value
+    for sample in samples(page, (*_COUNTERS, *_GAUGES)):
+        found = counters if sample.name in _COUNTERS else gauges
+        found[sample.name] += sample.value
     return Reading(at, counters, gauges)
 
 
@@ -130,7 +124,7 @@ class Arm:
         return self.readings[-1].gauges.get(name) or None
 
     def seconds_per_token(self, transfer: str) -> float | None:
-        """Mean seconds a token of ``restore`` or ``backup``; None without any in the window."""
+        """Mean seconds per token of ``restore`` or ``backup``; None without any in the window."""
         tokens = self.growth(f"hiqcache_{transfer}_tokens_total")
         return self.growth(f"hiqcache_{transfer}_seconds_sum") / tokens if tokens else None
 
@@ -181,12 +175,12 @@ class Comparison(Collector):
             ),
             (
                 "hiqcache_restore_time_ratio",
-                "Treatment's seconds a restored token over the control's, within the window.",
+                "Treatment's seconds per restored token over the control's, within the window.",
                 divided(lambda arm: arm.seconds_per_token("restore")),
             ),
             (
                 "hiqcache_backup_time_ratio",
-                "Treatment's seconds a backed-up token over the control's, within the window.",
+                "Treatment's seconds per backed-up token over the control's, within the window.",
                 divided(lambda arm: arm.seconds_per_token("backup")),
             ),
         ]

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from hiqcache import direct_http
 from hiqcache.canary.divergence import Listed
+from hiqcache.scraped import samples
 
 #: Most probable tokens that an answer lists at each position.
 TOP = 20
@@ -197,13 +196,11 @@ def tiers_of(page: str, url: str) -> Tiers:
 
     Every TP and PP rank holds its share of the same tokens: the largest stands for all.
     """
-    lines = [line for line in page.splitlines() if line.startswith(tuple(_TIERS))]
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            if sample.name in _TIERS and sample.labels.get("dp_rank", "") in ("", "0"):
-                name = _TIERS[sample.name]
-                found[name] = max(found.get(name, 0.0), sample.value)
+    for sample in samples(page, _TIERS):
+        if sample.labels.get("dp_rank", "") in ("", "0"):
+            name = _TIERS[sample.name]
+            found[name] = max(found.get(name, 0.0), sample.value)
     if not found.get("l1"):
         raise ServerError(f"{url}/metrics shows no L1: start it with --enable-metrics.")
     if not found.get("l2"):
