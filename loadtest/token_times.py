@@ -49,6 +49,12 @@ class TokenTimes:
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first; None where there was only one."""
-        if self.output_tokens < 2:
-            return None
-        return (self.e2e - self.ttft) / (self.output_tokens - 1)
+        return tpot(self.ttft, self.e2e, self.output_tokens)
+
+
+def tpot(ttft: float, e2e: float, tokens: int) -> float | None:
+    """Time per output token after the first, in the unit of ``ttft`` and ``e2e``.
+
+    None where there was only one.
+    """
+    return (e2e - ttft) / (tokens - 1) if tokens > 1 else None

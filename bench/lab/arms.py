@@ -77,12 +77,17 @@ _FORMERLY = {"mover": "int8:mover"}
 NAMES = "bf16, fp8, fp8+int4, CODEC or CODEC:TRANSFER"
 
 
+def name_today(name: str) -> str:
+    """What the arm ``name`` of any result is called now."""
+    return _FORMERLY.get(name, name)
+
+
 def arm_named(name: str) -> Arm:
     """The arm called ``name``: bf16, fp8, a codec, or codec:transfer, as in int8:mover.
 
     Raises ValueError where there is no such arm.
     """
-    name = _FORMERLY.get(name, name)
+    name = name_today(name)
     for arm in _STOCK:
         if arm.name == name:
             return arm

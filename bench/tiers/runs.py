@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.lab.arms import name_today
 from bench.lab.shards import Shards
 
 Run = dict[str, Any]
@@ -65,12 +66,13 @@ def read(file: Path) -> list[Run]:
     return runs
 
 
-#: What experiments and arms were called in logs of before December 2026.
-_FORMERLY = {"experiment": {"a": "same-tokens", "b": "same-bytes"}, "arm": {"mover": "int8:mover"}}
+#: What experiments were called in logs of before December 2026.
+_FORMERLY = {"a": "same-tokens", "b": "same-bytes"}
 
 
 def _renamed(run: Run) -> Run:
-    return run | {key: names.get(run[key], run[key]) for key, names in _FORMERLY.items()}
+    experiment = _FORMERLY.get(run["experiment"], run["experiment"])
+    return run | {"experiment": experiment, "arm": name_today(run["arm"])}
 
 
 def turn_of(run: Run) -> tuple[int | None, float | None]:

@@ -10,6 +10,7 @@ import numpy as np
 from bench.lab.bootstrap import Interval, Sample, bootstrap, bootstrap_pairs
 from bench.lab.server_metrics import FETCHED_TOKENS, WRITTEN_TOKENS
 from bench.tiers.runs import Run, turn_of
+from loadtest.token_times import tpot
 
 #: Every comparison is against this arm.
 CONTROL = "bf16"
@@ -256,12 +257,9 @@ def _field(runs: Sequence[Run], name: str) -> Sample:
 
 
 def _tpot(run: Run) -> list[float]:
-    """Milliseconds a token after the first, of requests that had more than one."""
-    return [
-        (request["e2e_ms"] - request["ttft_ms"]) / (request["output"] - 1)
-        for request in run["requests"]
-        if request["output"] > 1
-    ]
+    """Milliseconds per token after the first, of requests that had more than one."""
+    times = (tpot(each["ttft_ms"], each["e2e_ms"], each["output"]) for each in run["requests"])
+    return [time for time in times if time is not None]
 
 
 def _throughput(run: Run) -> float:
