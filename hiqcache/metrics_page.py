@@ -18,7 +18,7 @@ Health = Callable[[], dict[str, Any]]
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """No line a scrape."""
+        """No line per scrape."""
 
 
 def application(registry: CollectorRegistry, health: Health) -> Callable[..., Iterable[bytes]]:

@@ -36,7 +36,7 @@ class _Echo(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(document).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """No line a request."""
+        """No line per request."""
 
 
 @pytest.fixture(autouse=True)

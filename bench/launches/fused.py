@@ -182,7 +182,7 @@ def table(result: dict[str, Any]) -> str:
             "",
             f"## {direction.capitalize()}",
             "",
-            "| codec | layout | tile | warps | stages | programs | layers a launch "
+            "| codec | layout | tile | warps | stages | programs | layers per launch "
             f"| ms, sequential slots | random | {SHORT} tokens | GEMM slowed | decode step slowed "
             "| lost ms |",
             "| --- " * 13 + "|",

@@ -53,7 +53,7 @@ def same_bytes(summary: Summary) -> Table:
     return Table(
         (
             *("L2", "L2 tokens", "hit ratio", "L1 / L2", "TTFT mean (ms)", "p50", "p99"),
-            *("TPOT (ms)", "ITL p99 (ms)", "output tok/s", "restored tokens a run"),
+            *("TPOT (ms)", "ITL p99 (ms)", "output tok/s", "restored tokens per run"),
             "restore ms per 1,000 tokens",
         ),
         rows,

@@ -28,7 +28,7 @@ from hiqcache.geometry import KVGeometry
 from hiqcache.model import read_model
 from loadtest.workloads.mooncake import BLOCK_TOKENS, Line, Trace
 
-#: The arms that differ in bytes a token; int8-rot takes int8's.
+#: The arms that differ in bytes per token; int8-rot takes int8's.
 CODECS = ("bf16", "int8:mover", "int8")
 
 #: L2 sizes in bytes, in steps of a fifth of a decade: from L1's own, below which SGLang refuses

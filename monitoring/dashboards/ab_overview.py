@@ -80,7 +80,7 @@ def _gains() -> Row:
         ),
         number(
             "Restore time per token",
-            "INT8's seconds a restored token over BF16's: below 1, INT8 restores faster. A "
+            "INT8's seconds per restored token over BF16's: below 1, INT8 restores faster. A "
             "GPU reads half the bytes; a CPU computes the decoding.",
             [("hiqcache_restore_time_ratio", "")],
             _TIMES,

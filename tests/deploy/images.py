@@ -150,4 +150,4 @@ def pip_configuration() -> Iterator[str]:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """No line a request."""
+        """No line per request."""

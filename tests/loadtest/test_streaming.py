@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: Any) -> None:
-        """No line a request."""
+        """No line per request."""
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ SERIES = 'hiqcache_restore_tokens_total{arm="int8"}'
 
 
 class _Page(BaseHTTPRequestHandler):
-    """Counts a hundred tokens a second, and has been up for an hour."""
+    """Counts a hundred tokens per second, and has been up for an hour."""
 
     def do_GET(self) -> None:
         tokens = int(360_000 + 100 * time.monotonic())

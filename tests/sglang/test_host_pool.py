@@ -36,7 +36,7 @@ def test_the_bytes_per_token_are_the_arenas(layout: str, page_size: int) -> None
     ours = host_pool(info, page_size=page_size, layout=layout)
     assert ours.size == stock.size == ours.page_num * page_size
     assert ours.size_per_token * ours.size == arena_bytes(ours)
-    # 384 B against 198 B a row, and what a page is rounded up by.
+    # 384 B against 198 B per row, and what a page is rounded up by.
     assert 198 / 384 <= arena_bytes(ours) / arena_bytes(stock) < 0.6
 
 

@@ -58,7 +58,7 @@ def test_the_bytes_per_token_are_the_arenas(layout: str, page_size: int) -> None
     arenas = [int(pool.kv_buffer.nbytes) for pool in (ours, stock)]
     assert ours.size_per_token * ours.size == arenas[0]
     assert stock.size_per_token == LAYERS * 1152
-    # 512 + 64 codes, a scale for each block of 128 and one for the rope: 586 B a layer.
+    # 512 + 64 codes, a scale for each block of 128 and one for the rope: 586 B per layer.
     assert LAYERS * 586 <= ours.size_per_token <= LAYERS * 586 + 128 // page_size
     if page_size == 64:
         assert arenas[1] / arenas[0] == pytest.approx(1.966, abs=1e-3)
