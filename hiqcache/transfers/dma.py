@@ -13,7 +13,7 @@ import torch
 from hiqcache.codecs.base import Codec
 from hiqcache.record import ALIGNMENT, Planes, round_up
 from hiqcache.transfers.base import Arena, Transfer
-from hiqcache.transfers.batches import Batch, by_layers, by_pages
+from hiqcache.transfers.batches import EDGE_BYTES, Batch, by_layers, by_pages
 from hiqcache.transfers.codec_kernels import CodecKernels, check_memory
 from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
 from hiqcache.transfers.fused import FusedTransfer
@@ -65,8 +65,8 @@ class DmaTransfer(Transfer):
     Restores are known by their tensors, and what must live or stay as it is meanwhile is the same
     as in FusedTransfer. Not thread-safe.
 
-    ``encode``, ``decode``, ``slot_bytes``, ``slots``, ``least_bytes`` and ``engine`` are for
-    measurements and tests; the defaults serve.
+    ``encode``, ``decode``, ``slot_bytes``, ``slots``, ``edge_bytes`` (as in by_layers),
+    ``least_bytes`` and ``engine`` are for measurements and tests; the defaults serve.
 
     Raises ValueError where the pool, the codec or the driver can't be served.
     """
@@ -82,6 +82,7 @@ class DmaTransfer(Transfer):
         decode: Launch | None = None,
         slot_bytes: int = RING_SLOT_BYTES,
         slots: int = RING_SLOTS,
+        edge_bytes: int = EDGE_BYTES,
         least_bytes: int = 0,
         engine: CopyEngine | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class DmaTransfer(Transfer):
         rows = self.device[0][0]
         self._engine = engine or CudaCopyEngine(rows.device)
         self._fused = FusedTransfer(codec, arena, device)
-        self._least_bytes = least_bytes
+        self._edge_bytes, self._least_bytes = edge_bytes, least_bytes
         self._chunk, self._page_size = layout.chunk_bytes, layout.page_size
         self._slot_bytes = round_up(max(slot_bytes, self._chunk), ALIGNMENT)
         self._address = arena.buffer.data_ptr()
@@ -171,12 +172,13 @@ class DmaTransfer(Transfer):
                 return
             # Who starts in the middle may not go on.
             layers = range(layer, self.layers if layer == 0 else layer + 1)
-            batches = by_layers(layers, len(pages), self._chunk, self._slot_bytes)
+            batches = by_layers(layers, len(pages), self._chunk, self._slot_bytes, self._edge_bytes)
             run = _Restore(pages, layers.stop, batches)
             # All that the stream was to wait for, the copies wait for too.
             engine.record(self._begun, stream)
             engine.hold("to_device", self._begun)
-            self._copy_ahead(run, 1)
+            # Before the first kernel: the link is not to wait for its launch.
+            self._copy_ahead(run)
         device = self._on_device(device_indices)
         while run.copied and run.copied[0][0].layer <= layer:
             batch, slot = run.copied.popleft()
@@ -184,14 +186,14 @@ class DmaTransfer(Transfer):
             self._launch(self._decode, batch, slot, device)
             engine.record(slot.used, stream)
             slot.free = slot.used
-            self._copy_ahead(run, len(self._ring))
+            self._copy_ahead(run)
         # Nothing is kept of a restore that is complete, or that has failed.
         if layer + 1 < run.stop:
             self._restore = run
 
-    def _copy_ahead(self, run: _Restore, most: int) -> None:
-        """Enqueue copies until ``most`` batches of the restore wait to be decoded."""
-        while len(run.copied) < most:
+    def _copy_ahead(self, run: _Restore) -> None:
+        """Enqueue copies until the ring is full of batches that wait to be decoded."""
+        while len(run.copied) < len(self._ring):
             batch = next(run.to_copy, None)
             if batch is None:
                 return
@@ -205,7 +207,8 @@ class DmaTransfer(Transfer):
     def _backup_batches(self, pages: int) -> Iterator[Batch]:
         if self._layer_stride == self._chunk:
             return by_pages(self.layers, pages, self._chunk, self._slot_bytes)
-        return by_layers(range(self.layers), pages, self._chunk, self._slot_bytes)
+        layers = range(self.layers)
+        return by_layers(layers, pages, self._chunk, self._slot_bytes, self._edge_bytes)
 
     def _next_slot(self) -> _Slot:
         """The slot whose turn it is: both ways share the ring."""

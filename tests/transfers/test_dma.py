@@ -53,8 +53,10 @@ class CpuEngine:
 
 
 def dma(pool: Pool, **options: Any) -> DmaTransfer:
+    """Of pools as small as these the default edge would make one batch."""
     engine: CopyEngine | None = None if GPU else CpuEngine()
-    return DmaTransfer(pool.codec, pool.arena, (pool.k, pool.v), engine=engine, **options)
+    options = {"engine": engine, "edge_bytes": 0} | options
+    return DmaTransfer(pool.codec, pool.arena, (pool.k, pool.v), **options)
 
 
 def page_indices(pool: Pool, pages: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,7 +275,7 @@ def test_a_page_first_run_of_layers_is_one_piece(device: torch.device) -> None:
         pytest.skip("the engine that counts is the CPU's")
     engine = CpuEngine()
     pool = Pool(BASE.but(layers=8), device).fill()
-    transfer = DmaTransfer(pool.codec, pool.arena, (pool.k, pool.v), engine=engine)
+    transfer = dma(pool, engine=engine)
     host, rows = page_indices(pool, 3)
     transfer.backup(host, rows)
     chunk = pool.shape.layout.chunk_bytes
@@ -281,7 +283,14 @@ def test_a_page_first_run_of_layers_is_one_piece(device: torch.device) -> None:
     assert engine.batches == [[8 * chunk], [8 * chunk] * 2]
     engine.batches.clear()
     pool.restore_all(transfer, host, rows)
-    assert engine.batches == [[chunk] * 3, [2 * chunk] * 3, [4 * chunk] * 3, [chunk] * 3]
+    assert engine.batches == [[chunk] * 3, [4 * chunk] * 3, [2 * chunk] * 3, [chunk] * 3]
+    engine.batches.clear()
+    want = pool.rows()
+    pool.restore_all(
+        DmaTransfer(pool.codec, pool.arena, (pool.k, pool.v), engine=engine), host, rows
+    )
+    assert engine.batches == [[8 * chunk] * 3]
+    assert same(pool.rows(), want)
 
 
 def test_it_says_what_it_cannot_serve(device: torch.device) -> None:
