@@ -148,12 +148,19 @@ class DmaTransfer(Transfer):
         self._restore = None
         device = self._on_device(device_indices)
         stream, engine = self._encode.stream(), self._engine
-        slot = None
+        slot, known = None, False
         for batch in self._backup_batches(len(pages)):
             slot = self._next_slot()
             engine.wait(slot.free, stream)
             self._launch(self._encode, batch, slot, device)
             engine.record(slot.used, stream)
+            if not known:
+                # Beside the first kernel, which writes nothing but the ring.
+                known = self._are_whole(host_indices)
+                if not known:
+                    slot.free = slot.used
+                    self._fused.backup(host_indices, device_indices)
+                    return
             engine.hold("to_host", slot.used)
             ring, arena, sizes = self._pieces(batch, slot, pages)
             engine.copy("to_host", arena, ring, sizes, slot.copied)
@@ -166,19 +173,10 @@ class DmaTransfer(Transfer):
         stream, engine = self._decode.stream(), self._engine
         run, self._restore = self._restore, None
         if self._asking.begins(layer, host_indices, device_indices, stream) or run is None:
-            pages = self._pages(host_indices)
-            if pages is None:
+            run = self._begun_restore(layer, host_indices, stream)
+            if run is None:
                 self._fused.restore(layer, host_indices, device_indices)
                 return
-            # Who starts in the middle may not go on.
-            layers = range(layer, self.layers if layer == 0 else layer + 1)
-            batches = by_layers(layers, len(pages), self._chunk, self._slot_bytes, self._edge_bytes)
-            run = _Restore(pages, layers.stop, batches)
-            # All that the stream was to wait for, the copies wait for too.
-            engine.record(self._begun, stream)
-            engine.hold("to_device", self._begun)
-            # Before the first kernel: the link is not to wait for its launch.
-            self._copy_ahead(run)
         device = self._on_device(device_indices)
         while run.copied and run.copied[0][0].layer <= layer:
             batch, slot = run.copied.popleft()
@@ -190,6 +188,26 @@ class DmaTransfer(Transfer):
         # Nothing is kept of a restore that is complete, or that has failed.
         if layer + 1 < run.stop:
             self._restore = run
+
+    def _begun_restore(
+        self, layer: int, host_indices: torch.Tensor, stream: int | None
+    ) -> _Restore | None:
+        """A restore whose first copies are enqueued; None for one that does not go this way."""
+        pages = self._pages(host_indices)
+        # Of what goes by kernels each layer begins here.
+        if pages is None or (layer and not self._are_whole(host_indices)):
+            return None
+        # Who starts in the middle may not go on.
+        layers = range(layer, self.layers if layer == 0 else layer + 1)
+        batches = by_layers(layers, len(pages), self._chunk, self._slot_bytes, self._edge_bytes)
+        run = _Restore(pages, layers.stop, batches)
+        # All that the stream was to wait for, the copies wait for too.
+        self._engine.record(self._begun, stream)
+        self._engine.hold("to_device", self._begun)
+        # Before the first kernel: the link is not to wait for its launch.
+        self._copy_ahead(run)
+        # Beside the first copies, which write nothing but the ring.
+        return run if layer or self._are_whole(host_indices) else None
 
     def _copy_ahead(self, run: _Restore) -> None:
         """Enqueue copies until the ring is full of batches that wait to be decoded."""
@@ -254,18 +272,24 @@ class DmaTransfer(Transfer):
         return ring, arena, [chunk] * len(ring)
 
     def _pages(self, host_indices: torch.Tensor) -> list[int] | None:
-        """The pages of a transfer that goes this way; None for one that does not."""
+        """The pages of a transfer that may go this way; None for one that does not.
+
+        Those that every ``page_size``-th slot lies in: what ``_are_whole`` says, comes on top.
+        """
         size, tokens = self._page_size, host_indices.numel()
         if not host_indices.is_cpu or tokens % size or not tokens:
             return None
         if tokens * self.arena.layout.bytes_per_token < self._least_bytes:
             return None
-        slots = host_indices.numpy().reshape(-1, size)
-        pages = slots[:, 0] // size
-        if not (slots == pages[:, None] * size + self._in_page).all():
-            return None
-        found: list[int] = pages.tolist()
+        found: list[int] = (host_indices.numpy()[::size] // size).tolist()
         return found
+
+    def _are_whole(self, host_indices: torch.Tensor) -> bool:
+        """Whether the slots are whole pages, each in its slots' order."""
+        slots = host_indices.numpy()
+        firsts = slots[:: self._page_size]
+        whole: numpy.ndarray = numpy.add.outer(firsts, self._in_page).ravel()
+        return bool((firsts % self._page_size == 0).all() and (whole == slots).all())
 
     def _place(self, layers: int) -> torch.Tensor:
         """The ring's slots for tokens of a batch of ``layers``: int64 ``[tokens that fit]``."""
