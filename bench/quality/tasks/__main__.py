@@ -39,6 +39,7 @@ from bench.quality.tasks.asking import (
     answer_kl,
     ask_all,
     l1_tokens,
+    l2_tokens,
     letter_tokens,
     prepared,
 )
@@ -157,8 +158,8 @@ def _server(
     l1: int,
     extra: Sequence[str],
 ) -> Server:
-    # Twice what is asked: nothing that will be asked again may leave L2.
-    tokens = 2 * sum(one.longest for one in asked)
+    # Half as much again as is asked: nothing that will be asked again may leave L2.
+    tokens = int(1.5 * l2_tokens(asked))
     gigabytes = math.ceil(tokens * geometry.stock_bytes_per_token / 1e9)
     return Server(
         arm.name,

@@ -88,6 +88,12 @@ def l1_tokens(asked: Sequence[Asked], concurrency: int, page_size: int) -> int:
     return l1
 
 
+def l2_tokens(asked: Sequence[Asked]) -> int:
+    """What is asked, each prefix once."""
+    prefixes = {one.prefix for one in asked}
+    return sum(map(len, prefixes)) + sum(one.longest - len(one.prefix) for one in asked)
+
+
 def ask_all(
     scorer: Scorer,
     asked: Sequence[Asked],

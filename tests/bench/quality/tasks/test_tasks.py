@@ -16,9 +16,11 @@ from bench.quality.tasks import items, report
 from bench.quality.tasks.answers import is_right, letter, number
 from bench.quality.tasks.asking import (
     SOLUTION,
+    Asked,
     Outcome,
     answer_kl,
     l1_tokens,
+    l2_tokens,
     letter_tokens,
     prepared,
 )
@@ -199,3 +201,13 @@ def test_the_report_shows_the_control_first() -> None:
     found = report.table({"arms": {"int8": arm, "bf16-again": arm, "bf16": arm, "fp8": lossy}})
     assert [row[0] for row in found.rows] == ["bf16", "bf16-again", "fp8", "int8"]
     assert found.rows[2][1:] == ["0.0%", "1", "0", "1.000", "50.0%", "-"]
+
+
+def test_l2_is_asked_to_hold_each_prefix_once() -> None:
+    first, second = (
+        Asked(items.Item("mmlu", "law", "p", question, "A"), (1,) * 100, (2,) * tokens)
+        for question, tokens in (("a", 10), ("b", 20))
+    )
+    solved = Asked(items.Item("gsm8k", "0", "q", "c", "7"), (3,) * 50, (4,) * 5)
+    assert l2_tokens([first, second]) == 100 + (10 + 1) + (20 + 1)
+    assert l2_tokens([first, second, solved]) == 132 + 50 + 5 + SOLUTION
