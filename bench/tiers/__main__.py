@@ -130,6 +130,11 @@ def _options() -> argparse.Namespace:
         help=f"of {', '.join(EXPERIMENTS)}",
     )
     parser.add_argument(
+        "--points",
+        default=env.get("POINTS") or "",
+        help="of an experiment that has several: their names, with commas between",
+    )
+    parser.add_argument(
         "--model", type=Path, default=env.get("MODEL") or None, help="a local model folder"
     )
     parser.add_argument("--hicache-gb", type=int, default=int(env.get("HICACHE_GB") or 0))
@@ -204,6 +209,7 @@ def _plans(options: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
                 "Python."
             )
         plan = experiment(name, tuple(chosen), scale, geometry, options.repeats)
+        plan = plan.only([point.strip() for point in options.points.split(",") if point.strip()])
         for arm in chosen:
             # Raises ValueError for what its layout does not serve.
             plan.bytes_per_token(arm, geometry)

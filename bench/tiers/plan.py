@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -232,6 +233,20 @@ class Experiment:
         ours = self.bytes_per_token(arm, geometry)
         growth = geometry.stock_bytes_per_token / ours if arm.quantises else 1
         return self.scale.pages(self.l1_of(arm) * (self._ratio(arm, geometry) * growth))
+
+    def only(self, names: Sequence[str]) -> Experiment:
+        """The experiment with the points of these names, in its order; with none given, all.
+
+        Raises ValueError for a name that none of its points has.
+        """
+        known = {point.name for point in self.points}
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(
+                f"experiment {self.name} has no point {', '.join(unknown)}: choose from "
+                f"{', '.join(point.name for point in self.points)}."
+            )
+        chosen = tuple(point for point in self.points if not names or point.name in names)
+        return replace(self, points=chosen)
 
     def keeps(self, arm: Arm, geometry: KVGeometry) -> int:
         """Tokens of the arm's largest tier below the GPU: L3 holds what L2 does."""

@@ -134,6 +134,17 @@ def test_the_sweep_repeats_most_where_all_fits() -> None:
     assert repeats["share 1.5"] == repeats["prefix 512"] == 2
 
 
+def test_points_can_be_chosen() -> None:
+    plan = experiment("sweep", ALL, GPU, QWEN3_8B, repeats=4)
+    assert [point.name for point in plan.only(["prefix 512", "share 3"]).points] == [
+        "share 3",
+        "prefix 512",
+    ]
+    assert plan.only([]) == plan
+    with pytest.raises(ValueError, match=r"no point share 9: choose from share 0\.25, share 0\.5"):
+        plan.only(["share 3", "share 9"])
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no arm 'int3'"):
         arms_named("bf16,int3")
