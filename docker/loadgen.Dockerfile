@@ -17,7 +17,6 @@ LABEL org.opencontainers.image.title="HiQCache load generator" \
 RUN groupadd --gid 10001 hiqcache \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hiqcache
 COPY loadtest /opt/hiqcache/loadtest
-COPY hiqcache/__init__.py hiqcache/direct_http.py /opt/hiqcache/hiqcache/
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONPATH=/opt/hiqcache PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 LOCUST_LOCUSTFILE=/opt/hiqcache/loadtest/locustfile.py \
     LOAD_METRICS_ADDRESS=0.0.0.0
@@ -26,5 +25,5 @@ USER 10001:10001
 # 8089: the web page; 9646: /metrics; 5557: Locust's workers.
 EXPOSE 8089 9646 5557
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
-  CMD ["python", "-m", "hiqcache.direct_http", "http://127.0.0.1:9646/metrics"]
+  CMD ["python", "-m", "loadtest.health", "http://127.0.0.1:9646/metrics"]
 ENTRYPOINT ["locust"]

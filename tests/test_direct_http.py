@@ -81,9 +81,12 @@ def test_what_is_no_success_is_an_error_with_its_status(server: str) -> None:
     assert not direct_http.answers(DEAD_PROXY)
 
 
+@pytest.mark.parametrize("asks", ["hiqcache.direct_http", "loadtest.health"])
 @pytest.mark.parametrize(("path", "status"), [("well", 0), ("ill", 1)])
-def test_a_container_s_health_is_its_own_server_s(server: str, path: str, status: int) -> None:
-    command = [sys.executable, "-m", "hiqcache.direct_http", f"{server}/{path}"]
+def test_a_container_s_health_is_its_own_server_s(
+    server: str, asks: str, path: str, status: int
+) -> None:
+    command = [sys.executable, "-m", asks, f"{server}/{path}"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     assert subprocess.run(command, env=env, stderr=subprocess.DEVNULL).returncode == status
 
