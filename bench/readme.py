@@ -107,9 +107,12 @@ BLOCKS: Mapping[str, Loader] = MappingProxyType(
         "server-tp2": _one("h200/server_tp2.json", _verified),
         "transfers": _one("h200/transfers.json", transfers.summary),
         "beside": _one("h200/transfers.json", transfers.costs),
-        "quality": _one("quality/SmolLM2-135M-Instruct/summary.json", quality.table),
+        "quality": _one(
+            "quality/SmolLM2-135M-Instruct/summary.json", lambda s: quality.table(s).markdown()
+        ),
         "quality-float16": _one(
-            "quality/SmolLM2-135M-Instruct-float16/summary.json", quality.table
+            "quality/SmolLM2-135M-Instruct-float16/summary.json",
+            lambda s: quality.table(s).markdown(),
         ),
         "same-tokens": _one("h200/same_tokens.json", lambda s: tables.same_tokens(s).markdown()),
         "same-bytes": _one("h200/same_bytes.json", lambda s: tables.same_bytes(s).markdown()),

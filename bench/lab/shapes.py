@@ -1,5 +1,9 @@
 """Shapes of KV that measurements take where no model is at hand."""
 
-from hiqcache.geometry import KVGeometry
+from hiqcache.compatibility import FAMILIES
 
-QWEN3_8B = KVGeometry.of_heads(layers=36, heads=8, head_dim=128)
+_PLAIN = FAMILIES["plain"].example
+assert _PLAIN is not None
+
+#: Qwen3-8B's, by which the factor of plain attention is stated.
+(QWEN3_8B,) = _PLAIN.pools

@@ -8,11 +8,12 @@ pool. All in page_first, pages of one token.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from bench.lab.table import Table
 from bench.launches.measuring import DIRECTIONS, SHORT, Direction, Measure
 from bench.transfers.compiling import compile_all
 from bench.transfers.contenders import (
@@ -177,35 +178,40 @@ def table(result: dict[str, Any]) -> str:
     ]
     defaults = {("restore", codec, "page_first"): launch for codec, launch in RESTORE.items()}
     defaults |= {("backup", codec, order): launch for (codec, order), launch in BACKUP.items()}
-    for direction in ("restore", "backup"):
-        lines += [
-            "",
-            f"## {direction.capitalize()}",
-            "",
-            "| codec | layout | tile | warps | stages | programs | layers per launch "
-            f"| ms, sequential slots | random | {SHORT} tokens | GEMM slowed | decode step slowed "
-            "| lost ms |",
-            "| --- " * 13 + "|",
-        ]
-        for row in result["rows"]:
-            if row["direction"] != direction:
-                continue
-            shape = [f"{row['codec']}, {row['transfer']}", *(["–"] * 6)]
-            is_default = False
-            if row["transfer"] == "fused":
-                launch = Launch(row["elements"], row["programs"], row["warps"], row["stages"])
-                layers = row["launch_tokens"] // result["tokens"] if direction == "restore" else "–"
-                shape = [row["codec"], row["order"], f"{launch.elements:,}", *map(str, launch[2:])]
-                shape += [str(launch.programs), str(layers)]
-                is_default = launch == defaults[direction, row["codec"], row["order"]]
-                is_default &= row["launch_tokens"] == LAUNCH_TOKENS
-            slowed = row["decode_step_slowdown"]
-            cells = [
+    for direction in reversed(DIRECTIONS):
+        rows = [row for row in result["rows"] if row["direction"] == direction]
+        shapes = _shapes(rows, result["tokens"], defaults).markdown()
+        lines += ["", f"## {direction.capitalize()}", "", shapes]
+    return "\n".join(lines) + "\n"
+
+
+def _shapes(
+    rows: Sequence[Mapping[str, Any]], tokens: int, defaults: Mapping[Any, Launch]
+) -> Table:
+    """Rows of one direction; those of ``defaults`` (by direction, codec, order) in bold."""
+    header = ("codec", "layout", "tile", "warps", "stages", "programs", "layers per launch")
+    times = ("ms, sequential slots", "random", f"{SHORT} tokens")
+    cells = []
+    for row in rows:
+        shape = [f"{row['codec']}, {row['transfer']}", *(["–"] * 6)]
+        serves = False
+        if row["transfer"] == "fused":
+            launch = Launch(row["elements"], row["programs"], row["warps"], row["stages"])
+            layers = row["launch_tokens"] // tokens if row["direction"] == "restore" else "–"
+            shape = [row["codec"], row["order"], f"{launch.elements:,}", *map(str, launch[2:])]
+            shape += [str(launch.programs), str(layers)]
+            serves = launch == defaults[row["direction"], row["codec"], row["order"]]
+            serves &= row["launch_tokens"] == LAUNCH_TOKENS
+        slowed = row["decode_step_slowdown"]
+        cells.append(
+            [
                 *shape,
                 *(f"{row[f'ms_{kind}']:.2f}" for kind in (*SLOTS, "short")),
                 f"{row['gemm_slowdown']:.2f}",
                 f"{slowed:.2f}",
                 f"{ms_lost(slowed, row['ms_sequential']):.2f}",
             ]
-            lines.append(f"| {' | '.join(f'**{c}**' if is_default else c for c in cells)} |")
-    return "\n".join(lines) + "\n"
+        )
+        if serves:
+            cells[-1] = [f"**{cell}**" for cell in cells[-1]]
+    return Table((*header, *times, "GEMM slowed", "decode step slowed", "lost ms"), cells)

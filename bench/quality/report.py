@@ -5,46 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 from bench.lab import shards
+from bench.lab.arms import title
 from bench.lab.environment import hardware
+from bench.lab.table import Table
 from bench.lab.texts import TEXTS
 
-#: Rows in their order; {0} is the precision that the model computes in.
-TITLES = {
+#: Rows that are no arm's: BF16 or FP16 without any codec, in other shapes.
+NOISE = {
     "cold": "noise: {0}, cold prefill (another shape)",
     "batched": "noise: {0} restored, two requests per batch",
-    "bf16": "{0}, restored from L2",
-    "int8": "int8, restored from L2",
-    "int8-rot": "int8-rot, restored from L2",
-    "int4": "int4, restored from L2",
-    "fp8": "FP8 KV cache (L1 and L2), restored",
-    "fp8+int4": "FP8 KV cache in L1, int4 in L2, restored",
 }
 
 _PRECISION = {"bfloat16": "BF16", "float16": "FP16"}
 
 
-def table(summary: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> Table:
     """Quality of each arm against the same requests with their prefix still in L1."""
-    precision = _PRECISION[summary["dtype"]]
-    lines = [
-        "| arm | perplexity ratio | mean KL (nats) | p99 KL | top-1 | greedy agreement "
-        "| needle | key-value | bit-identical |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in _ordered(summary):
-        arm = summary["arms"][name]
-        what = TITLES.get(name, f"{name}, restored from L2")
+    rows = []
+    for name, arm in summary["arms"].items():
         ratio, kl, top = (arm[key] for key in ("perplexity_ratio", "kl_mean", "top1_agreement"))
-        lines.append(
-            f"| {what.format(precision)} "
-            f"| {ratio['value']:.4f} ({ratio['low']:.4f}–{ratio['high']:.4f}) "
-            f"| {kl['value']:.3g} ({kl['low']:.2g}–{kl['high']:.2g}) "
-            f"| {arm['kl_p99']['value']:.2g} "
-            f"| {top['value']:.2%} | {_greedy(arm['greedy'])} "
-            f"| {_recalled(arm, 'needle')} | {_recalled(arm, 'key-value')} "
-            f"| {arm['identical']} of {arm['comparable']} |"
+        rows.append(
+            (
+                _row_title(name, _PRECISION[summary["dtype"]]),
+                f"{ratio['value']:.4f} ({ratio['low']:.4f}–{ratio['high']:.4f})",
+                f"{kl['value']:.3g} ({kl['low']:.2g}–{kl['high']:.2g})",
+                f"{arm['kl_p99']['value']:.2g}",
+                f"{top['value']:.2%}",
+                _greedy(arm["greedy"]),
+                _recalled(arm, "needle"),
+                _recalled(arm, "key-value"),
+                f"{arm['identical']} of {arm['comparable']}",
+            )
         )
-    return "\n".join(lines)
+    header = ("arm", "perplexity ratio", "mean KL (nats)", "p99 KL", "top-1", "greedy agreement")
+    return Table((*header, "needle", "key-value", "bit-identical"), rows)
+
+
+def _row_title(name: str, precision: str) -> str:
+    """``precision``: what the model computes in, and with it SGLang's own rows."""
+    if name in NOISE:
+        return NOISE[name].format(precision)
+    return f"{title(name).replace('BF16', precision)}, restored from L2"
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -56,7 +57,7 @@ def markdown(summary: dict[str, Any]) -> str:
     lines = [
         f"# Quality of restored prefixes: {summary['model']}",
         "",
-        table(summary),
+        table(summary).markdown(),
         "",
         "Reference: the same request while its prefix was still in L1. The noise rows have no "
         "codec at all: they are what other shapes of the same sums change in "
@@ -75,15 +76,11 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         "## Each text",
         "",
-        "| text | arm | perplexity | ratio | mean KL | p99 KL | top-1 |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *_texts(summary),
+        _texts(summary).markdown(),
         "",
         "## Recall by depth",
         "",
-        "| arm | kind | depth: recalled of asked |",
-        "| --- | --- | --- |",
-        *_depths(summary),
+        _depths(summary).markdown(),
         "",
         f"Made by `{summary['command']}` on {hardware(environment)}; SGLang {versions['sglang']}, "
         f"torch {versions['torch']}, HiQCache {versions['hiqcache']} ({environment['commit']}), "
@@ -135,7 +132,7 @@ def _shares(summary: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {arm['host_share']:.1%}"
         for name, arm in summary["arms"].items()
-        if name not in ("cold", "batched")
+        if name not in NOISE
     )
 
 
@@ -147,30 +144,39 @@ def _lumping(summary: dict[str, Any]) -> str:
     )
 
 
-def _ordered(summary: dict[str, Any]) -> list[str]:
-    """The arms in the order of TITLES, and whatever else was measured behind them."""
-    known = [name for name in TITLES if name in summary["arms"]]
-    return known + [name for name in summary["arms"] if name not in TITLES]
+def _texts(summary: dict[str, Any]) -> Table:
+    return Table(
+        ("text", "arm", "perplexity", "ratio", "mean KL", "p99 KL", "top-1"),
+        [
+            (
+                text,
+                name,
+                f"{own['perplexity']:.2f}",
+                f"{own['perplexity_ratio']:.4f}",
+                f"{own['kl_mean']:.3g}",
+                f"{own['kl_p99']:.2g}",
+                f"{own['top1_agreement']:.2%}",
+            )
+            for text in summary["texts"]
+            for name, arm in summary["arms"].items()
+            for own in [arm["texts"][text]]
+        ],
+    )
 
 
-def _texts(summary: dict[str, Any]) -> list[str]:
-    return [
-        f"| {text} | {name} | {own['perplexity']:.2f} | {own['perplexity_ratio']:.4f} "
-        f"| {own['kl_mean']:.3g} | {own['kl_p99']:.2g} | {own['top1_agreement']:.2%} |"
-        for text in summary["texts"]
-        for name in _ordered(summary)
-        for own in [summary["arms"][name]["texts"][text]]
-    ]
-
-
-def _depths(summary: dict[str, Any]) -> list[str]:
-    return [
-        f"| {name} | {kind} | "
-        + ", ".join(
-            f"{depth}: {own['recalled']} of {own['questions']}"
-            for depth, own in found["by_depth"].items()
-        )
-        + " |"
-        for name in _ordered(summary)
-        for kind, found in summary["arms"][name]["recall"].items()
-    ]
+def _depths(summary: dict[str, Any]) -> Table:
+    return Table(
+        ("arm", "kind", "depth: recalled of asked"),
+        [
+            (
+                name,
+                kind,
+                ", ".join(
+                    f"{depth}: {own['recalled']} of {own['questions']}"
+                    for depth, own in found["by_depth"].items()
+                ),
+            )
+            for name, arm in summary["arms"].items()
+            for kind, found in arm["recall"].items()
+        ],
+    )
