@@ -36,6 +36,7 @@ from bench.lab.shards import Shards
 from bench.lab.texts import TEXTS
 from bench.quality import report, summary
 from bench.quality.arm_run import (
+    PASSES,
     InvalidRunError,
     Reference,
     Rows,
@@ -74,7 +75,13 @@ def main() -> int:
     extra = [*cut.args, "--dtype", dtype, *further]
     # Answers kept from before are only of use if the same would be measured again.
     made_with = environment.describe()
-    made_by = [extra, made_with["versions"], made_with["gpus"], environment.config_digest(model)]
+    made_by = [
+        PASSES,
+        extra,
+        made_with["versions"],
+        made_with["gpus"],
+        environment.config_digest(model),
+    ]
     served = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:8]
     work = REPOSITORY / ".cache" / "quality" / model.name / f"{prompts.fingerprint()}-{served}"
     if options.fresh:

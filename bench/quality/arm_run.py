@@ -19,6 +19,9 @@ from bench.quality.scoring import Scored, Scorer
 #: The share of a prefix that must come from the tier that a row is about, or the run is invalid.
 FROM_TIER = 0.95
 
+#: Raised whenever the passes below ask for something else: what was kept from before is of no use.
+PASSES = 2
+
 Tick = Callable[[str], None]
 
 
@@ -137,7 +140,12 @@ def batched_pass(scorer: Scorer, prompts: Prompts, reference: Reference, tick: T
     rows = Rows()
     for first in range(0, len(prompts.windows) - 1, 2):
         pair = prompts.windows[first : first + 2]
-        answers = scorer.score([window.tokens for window in pair], pair[0].prefix, prompts.size.top)
+        answers = scorer.score(
+            [window.tokens for window in pair],
+            pair[0].prefix,
+            prompts.size.top,
+            [window.generate for window in pair],
+        )
         for offset, (window, scored) in enumerate(zip(pair, answers, strict=True)):
             expected = reference.windows[first + offset]
             rows.windows.append(compare(window, expected, scored, prompts))
@@ -150,8 +158,7 @@ def cold_pass(scorer: Scorer, prompts: Prompts, reference: Reference, tick: Tick
     rows = Rows()
     scorer.flush()
     for window, expected in zip(prompts.windows, reference.windows, strict=True):
-        (scored,) = scorer.score(window.tokens, window.prefix, window.top)
-        rows.windows.append(compare(window, expected, scored, prompts))
+        rows.windows.append(compare(window, expected, _ask(scorer, window), prompts))
         tick("cold")
     return rows
 

@@ -60,21 +60,19 @@ class Scorer:
         tokens: Sequence[int] | Sequence[Sequence[int]],
         prefix: int,
         top: int,
-        generate: int = 1,
+        generate: int | Sequence[int] = 1,
     ) -> list[Scored]:
         """Score what follows the first ``prefix`` tokens, with the ``top`` best at each position.
 
-        A list of lists is answered as one batch. Raises HttpError.
+        A list of lists is answered as one batch, each with its own ``generate``. Raises HttpError.
         """
+        counts = [generate] if isinstance(generate, int) else generate
+        asked = [_greedily(count) for count in counts]
         response = direct_http.post(
             f"{self._url}/generate",
             {
                 "input_ids": tokens,
-                "sampling_params": {
-                    "temperature": 0,
-                    "max_new_tokens": generate,
-                    "ignore_eos": True,
-                },
+                "sampling_params": asked[0] if isinstance(generate, int) else asked,
                 "return_logprob": True,
                 "logprob_start_len": prefix,
                 "top_logprobs_num": top,
@@ -113,7 +111,7 @@ class Scorer:
             f"{self._url}/generate",
             {
                 "input_ids": list(tokens),
-                "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+                "sampling_params": _greedily(1),
             },
             timeout=self._timeout,
         )
@@ -121,6 +119,11 @@ class Scorer:
     def flush(self) -> None:
         """Empty both tiers. Raises HttpError."""
         direct_http.post(f"{self._url}/flush_cache", timeout=self._timeout)
+
+
+def _greedily(tokens: int) -> dict[str, Any]:
+    """SGLang's sampling parameters for the ``tokens`` most probable tokens."""
+    return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
 
 
 def _scored(answer: dict[str, Any]) -> Scored:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,14 @@ import pytest
 
 from bench.lab.texts import TEXTS, paragraphs, windows
 from bench.quality import summary
-from bench.quality.arm_run import InvalidRunError, Reference, restored_pass
+from bench.quality.arm_run import (
+    InvalidRunError,
+    Reference,
+    Rows,
+    batched_pass,
+    cold_pass,
+    restored_pass,
+)
 from bench.quality.measures import common_prefix, divergence, first_tokens, identical
 from bench.quality.prompts import Prompts, Size, build
 from bench.quality.recall import key_values, needles
@@ -190,6 +199,40 @@ def test_kept_answers_come_back_bit_by_bit(tmp_path: Path) -> None:
         assert identical(ours, theirs)
         assert (ours.device, ours.host) == (theirs.device, theirs.host)
         assert ours.logprobs.dtype == theirs.logprobs.dtype
+
+
+class _Answers(Scorer):
+    """A server that answers as many tokens as it is asked for, and never to the reference's end."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:0")
+
+    def score(self, tokens, prefix, top, generate=1):  # type: ignore[no-untyped-def]
+        batch = [tokens] if isinstance(tokens[0], int) else tokens
+        counts = [generate] if isinstance(generate, int) else generate
+        logits = np.zeros((len(batch[0]) - prefix - 1, VOCABULARY))
+        return [
+            replace(scored(logits, top), output=(*range(count - 1), -1))
+            for _, count in zip(batch, counts, strict=True)
+        ]
+
+    def flush(self) -> None:
+        """There are no tiers."""
+
+
+@pytest.mark.parametrize("noise", [batched_pass, cold_pass])
+def test_whole_answers_have_their_noise_too(noise: Callable[..., Rows]) -> None:
+    small = Size(windows=4, prefix=64, suffix=8, haystacks=1, haystack=80, lists=2, pairs=12)
+    size = replace(small, greedy=2, generate=6)
+    prompts = build(Bytes(), VOCABULARY, size, ["opticks"])
+    logits = np.zeros((7, VOCABULARY))
+    reference = Reference(
+        [replace(scored(logits, 10), output=tuple(range(w.generate))) for w in prompts.windows], []
+    )
+    found = noise(_Answers(), prompts, reference, lambda _: None)
+    # The last token of each answer differs.
+    greedy = summary.summarise(found.windows, [], size.generate)["greedy"]
+    assert greedy == {"texts": 2, "tokens": 6, "agreed_mean": 5.0, "agreed_whole": 0.0}
 
 
 class _Runs:
