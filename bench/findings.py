@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,21 @@ def setting(results: Path) -> str:
     work, stock = summary["workload"], summary["arms"]["bf16"]
     gpus = summary["setup"]["environment"]["gpus"]
     dummy = ", dummy weights" if summary["setup"]["dummy_weights"] else ""
+    asked = (
+        f"{work['requests']} requests over {work['groups']} prefixes of {work['prefix']:,} tokens"
+    )
+    held = stock["l2_tokens"], summary["arms"]["int8"]["l2_tokens"]
+    if held[0] < work["groups"] * work["prefix"] < held[1]:
+        workload = (
+            f"The workload is one that L2's size decides: {asked}, more than BF16's L2 holds and "
+            "less than int8's"
+        )
+    else:
+        workload = f"The workload is not one that L2's size decides: {asked}"
     return (
-        f"One {gpus[0]}, {summary['setup']['model']}{dummy}, "
-        f"{stock['l2_bytes'] / 1e9:.0f} GB of L2 per arm. The workload is one that L2's size "
-        f"decides: {work['requests']} requests over {work['groups']} prefixes of "
-        f"{work['prefix']:,} tokens, more than BF16's L2 holds and less than int8's, from empty "
-        f"caches. Pages of {_tokens(summary['setup'].get('page_size', 1))}. Brackets: 95 % "
-        "intervals."
+        f"One {gpus[0]}, {summary['setup']['model']}{dummy}, {stock['l2_bytes'] / 1e9:.0f} GB of "
+        f"L2 per arm. {workload}, from empty caches. Pages of "
+        f"{_tokens(summary['setup'].get('page_size', 1))}. Brackets: 95 % intervals."
     )
 
 
@@ -86,9 +95,15 @@ def _speed(results: Path) -> str:
     )
     return (
         f"**Transfers** of {targets.TOKENS:,} tokens take {'; '.join(parts)}."
-        f"{caveat if targets.pages(result) == [1] else ''} {met.count(False)} of {len(met)} "
-        "targets are **missed** ([which](docs/results.md#speed-of-transfers))."
+        f"{caveat if targets.pages(result) == [1] else ''} {_missed(met)} "
+        "([which](docs/results.md#speed-of-transfers))."
     )
+
+
+def _missed(met: Sequence[bool]) -> str:
+    if all(met):
+        return f"All {len(met)} targets are met"
+    return f"{met.count(False)} of {len(met)} targets are **missed**"
 
 
 def _tokens(page: int) -> str:
@@ -97,18 +112,36 @@ def _tokens(page: int) -> str:
 
 def _beside(results: Path) -> str:
     result = load(results / "h200" / "transfers.json")
-    page = max(row["page"] for row in targets.rows(result, "beside"))
-    at = targets.Setting(result, page, "page_first")
+    measured = {row["page"] for row in targets.rows(result, "beside")}
+    pages = sorted(measured & targets.STATED_FOR.keys(), reverse=True)
+    slowed = {
+        (page, work, direction): tuple(
+            round(targets.Setting(result, page, "page_first").slowdown(work, direction, *whose), 2)
+            for whose in (("int8", targets.STATED_FOR[page]), ("bf16", "stock"))
+        )
+        for page in pages
+        for work in ("decode step", "gemm")
+        for direction in ("restore", "backup")
+    }
 
-    def slowed(direction: str, work: str) -> str:
-        ours = at.slowdown(work, direction, "int8", targets.STATED_FOR[page])
-        return f"{ours:.2f} ({at.slowdown(work, direction, 'bf16', 'stock'):.2f})"
+    def said(work: str, direction: str) -> str:
+        return "{:.2f} ({:.2f})".format(*slowed[pages[0], work, direction])
 
+    names = {"decode step": "a decode step", "gemm": "a GEMM"}
+    more = []
+    for page in pages:
+        lost = [
+            f"{names[work]} beside {direction}s"
+            for (at, work, direction), (ours, stock) in slowed.items()
+            if at == page and ours > stock
+        ]
+        more += [f"{', '.join(lost)} (pages of {_tokens(page)})"] if lost else []
     return (
         "**Beside other work** a transfer slows it, in brackets SGLang's own: a decode step "
-        f"{slowed('restore', 'decode step')} times beside restores and "
-        f"{slowed('backup', 'decode step')} beside backups, a GEMM {slowed('restore', 'gemm')} and "
-        f"{slowed('backup', 'gemm')}, at pages of {_tokens(page)} "
+        f"{said('decode step', 'restore')} times beside restores and "
+        f"{said('decode step', 'backup')} beside backups, a GEMM {said('gemm', 'restore')} and "
+        f"{said('gemm', 'backup')}, at pages of {_tokens(pages[0])}. Slowed more than by "
+        f"SGLang's own: {'; '.join(more) or 'nothing'} "
         "([beside other work](docs/results.md#beside-other-work))."
     )
 
@@ -149,10 +182,19 @@ def _where(results: Path) -> str:
     fits = summary["fits_ttft_ratio"]["int8"]
     rows = [row for row in summary["rows"] if row["arm"] == "int8"]
     best = min(rows, key=lambda row: float(row["ttft_ratio"]["value"]))
+    at_best = best["ttft_ratio"]["value"]
+    falls = "falls to" if at_best < 1 else "does not fall: it is"
+    fitting = (
+        "it is shorter too"
+        if fits["high"] < 1
+        else "it is longer"
+        if fits["low"] > 1
+        else "there is nothing to gain"
+    )
     return (
-        f"**Where it helps**: the mean TTFT falls to {best['ttft_ratio']['value']:.2f} of BF16's "
+        f"**Where it helps**: the mean TTFT {falls} {at_best:.2f} of BF16's "
         f"at best ({best['groups']} prefixes of {best['prefix']:,} tokens). Where everything fits "
-        f"BF16's L2 there is nothing to gain: {fits['value']:.2f} "
+        f"BF16's L2 {fitting}: {fits['value']:.2f} "
         f"({fits['low']:.2f}–{fits['high']:.2f}) ([sweep](docs/results.md#the-sweep))."
     )
 
