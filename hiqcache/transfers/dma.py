@@ -18,7 +18,14 @@ from hiqcache.transfers.codec_kernels import CodecKernels, check_memory
 from hiqcache.transfers.copy_engine import CopyEngine, CudaCopyEngine
 from hiqcache.transfers.fused import FusedTransfer
 from hiqcache.transfers.kernel_choice import kernels_of
-from hiqcache.transfers.launch import DECODE, ENCODE, RING_SLOT_BYTES, RING_SLOTS, Launch
+from hiqcache.transfers.launch import (
+    BACKUP_BYTES,
+    DECODE,
+    ENCODE,
+    RING_SLOT_BYTES,
+    RING_SLOTS,
+    Launch,
+)
 from hiqcache.transfers.restoring import Asking
 
 
@@ -65,8 +72,8 @@ class DmaTransfer(Transfer):
     Restores are known by their tensors, and what must live or stay as it is meanwhile is the same
     as in FusedTransfer. Not thread-safe.
 
-    ``encode``, ``decode``, ``slot_bytes``, ``slots``, ``edge_bytes`` (as in by_layers),
-    ``least_bytes`` and ``engine`` are for measurements and tests; the defaults serve.
+    ``encode``, ``decode``, ``slot_bytes``, ``slots``, ``backup_bytes``, ``edge_bytes`` (as in
+    by_layers), ``least_bytes`` and ``engine`` are for measurements and tests; the defaults serve.
 
     Raises ValueError where the pool, the codec or the driver can't be served.
     """
@@ -82,6 +89,7 @@ class DmaTransfer(Transfer):
         decode: Launch | None = None,
         slot_bytes: int = RING_SLOT_BYTES,
         slots: int = RING_SLOTS,
+        backup_bytes: int | None = None,
         edge_bytes: int = EDGE_BYTES,
         least_bytes: int = 0,
         engine: CopyEngine | None = None,
@@ -102,6 +110,8 @@ class DmaTransfer(Transfer):
         self._edge_bytes, self._least_bytes = edge_bytes, least_bytes
         self._chunk, self._page_size = layout.chunk_bytes, layout.page_size
         self._slot_bytes = round_up(max(slot_bytes, self._chunk), ALIGNMENT)
+        most = max(backup_bytes or BACKUP_BYTES[codec.name], self._chunk)
+        self._backup_bytes = min(most, self._slot_bytes)
         self._address = arena.buffer.data_ptr()
         plane = arena.planes[0].codes
         self._page_stride, self._layer_stride = plane.page_stride, plane.layer_stride
@@ -224,9 +234,9 @@ class DmaTransfer(Transfer):
 
     def _backup_batches(self, pages: int) -> Iterator[Batch]:
         if self._layer_stride == self._chunk:
-            return by_pages(self.layers, pages, self._chunk, self._slot_bytes)
+            return by_pages(self.layers, pages, self._chunk, self._backup_bytes)
         layers = range(self.layers)
-        return by_layers(layers, pages, self._chunk, self._slot_bytes, self._edge_bytes)
+        return by_layers(layers, pages, self._chunk, self._backup_bytes, self._edge_bytes)
 
     def _next_slot(self) -> _Slot:
         """The slot whose turn it is: both ways share the ring."""

@@ -61,6 +61,10 @@ DECODE = {
 RING_SLOTS = 2
 RING_SLOT_BYTES = 15_000_000
 
+#: Most bytes of a backup's batch. The link waits for the first batch to be encoded, and wherever a
+#: batch takes longer to encode than the one before to copy: with int4, small ones.
+BACKUP_BYTES = {"int8": 15_000_000, "int8-rot": 15_000_000, "int4": 15_000_000}
+
 #: Tokens times layers of a restore's launch, at most, where it has more than one layer: some 90 us
 #: of Qwen3-8B's on an H200. A layer waits for the others of its launch. With twice as many,
 #: 2,048 tokens take a little less time, and a GEMM beside them much more (launches.md).
