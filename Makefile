@@ -111,7 +111,7 @@ monitoring/node_modules: monitoring/package-lock.json
 
 # Before anything is built: what the machine lacks, and the command that installs it.
 needs-%:
-	@$(PYTHON) tests/needs.py $*
+	@$(PYTHON) -m tests.needs $*
 
 dashboards-preview: needs-dashboards-preview env monitoring/node_modules ## Draw each dashboard from a live Prometheus
 	$(BIN)/python -m monitoring.preview

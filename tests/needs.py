@@ -1,7 +1,7 @@
 """What a make target needs of the machine besides Python; run before anything is built.
 
-python3 tests/needs.py TARGET              status 1 and what to do, where something is missing
-python3 tests/needs.py --packages TARGET   Debian's names of what is missing, for a script
+python3 -m tests.needs TARGET              status 1 and what to do, where something is missing
+python3 -m tests.needs --packages TARGET   Debian's names of what is missing, for a script
 """
 
 from __future__ import annotations

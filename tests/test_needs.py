@@ -78,7 +78,7 @@ def test_an_engine_that_answers_is_all_that_the_compose_test_needs(machine: Path
 
 
 def test_ci_installs_what_the_monitoring_test_needs(machine: Path) -> None:
-    command = [sys.executable, "tests/needs.py", "--packages", "monitoring-test"]
+    command = [sys.executable, "-m", "tests.needs", "--packages", "monitoring-test"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env={**os.environ, "PATH": str(machine)}, stdout=subprocess.PIPE
     )
@@ -86,7 +86,7 @@ def test_ci_installs_what_the_monitoring_test_needs(machine: Path) -> None:
     ci = (REPOSITORY / ".ci" / "run").read_text()
     assert " ".join(command[1:]) in ci
     for target in ("monitoring-test", "storage-test"):
-        assert f"tests/needs.py --packages {target}\n" in ci
+        assert f"-m tests.needs --packages {target}\n" in ci
         assert f"\nmake {target}\n" in ci
 
 
