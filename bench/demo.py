@@ -54,7 +54,7 @@ PAGE_TOKENS = 16
 ANSWER_TOKENS = 8
 ROUNDS = 3
 #: What the demo is there to show, in the large working set; less ends it with an error. 384 B
-#: against 198 B a row are 1.939 times the tokens, and against 121 B 3.18 (int4 at pages of 32),
+#: against 198 B per row are 1.939 times the tokens, and against 121 B 3.18 (int4 at pages of 32),
 #: less what whole pages cost.
 LEAST_CAPACITY_RATIO = {"int8": 1.93, "int8-rot": 1.93, "int4": 3.1}
 LEAST_HIT_GAIN = 0.15
@@ -182,7 +182,7 @@ def _equal(answers: Sequence[Answer]) -> int:
 
 
 def table(name: str, arms: Mapping[str, Mapping[str, Any]]) -> str:
-    """One working set as text: a line a figure, a column an arm."""
+    """One working set as text: a line per figure, a column per arm."""
     rows: list[tuple[str, list[str]]] = [
         ("L2 bytes", [f"{a['l2_bytes']:,}" for a in arms.values()]),
         ("L2 tokens", [f"{a['l2_tokens']:,}" for a in arms.values()]),

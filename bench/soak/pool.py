@@ -2,7 +2,7 @@
 
 No server. A tree of prefixes grows, is backed up and evicted; loads of several prefixes at once,
 merged as SGLang merges them, restore what is not on the device. Backups, restores and the writes of
-a forward run on three streams that wait for each other once a round, as slots are given away. A
+a forward run on three streams that wait for each other once per round, as slots are given away. A
 forward that waits for a layer's event reads that layer's rows, and compares every one with what the
 codec's reference makes of the rows that were stored: their values follow from the token's number.
 """

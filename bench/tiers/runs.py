@@ -1,4 +1,4 @@
-"""The log of runs: JSON lines, one a run, appended when it is over."""
+"""The log of runs: JSON lines, one per run, appended when it is over."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def texts(file: Path | None) -> dict[str, str]:
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}. Give a list of texts.") from error
     if not (isinstance(found, list) and found and all(isinstance(text, str) for text in found)):
-        raise ValueError(f"{file}: it must be a JSON list of texts, one a prompt.")
+        raise ValueError(f"{file}: it must be a JSON list of texts, one per prompt.")
     return {f"{file.stem}-{number}": text for number, text in enumerate(found)}
 
 

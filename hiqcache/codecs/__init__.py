@@ -1,4 +1,4 @@
-"""Codecs: how a KV row becomes codes and scales, and back. One codec a file."""
+"""Codecs: how a KV row becomes codes and scales, and back. One codec per file."""
 
 from __future__ import annotations
 

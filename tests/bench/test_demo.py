@@ -41,6 +41,15 @@ def test_figures_stand_under_the_codecs_own_name(summary: dict[str, Any]) -> Non
     assert "INT8-ROT" not in demo.tables(summary)
 
 
+def test_the_noise_stands_below_what_it_is_the_noise_of(summary: dict[str, Any]) -> None:
+    for figures in (summary["large"]["bf16"], summary["large"]["int8"]):
+        figures |= {"cold_answers_equal": 11, "cold_prompts": 12}
+    lines = demo.tables(summary, "large").splitlines()
+    (equal,) = [n for n, line in enumerate(lines) if line.startswith("answers equal to reference")]
+    assert lines[equal + 1].startswith("  noise: cold ones equal")
+    assert lines[equal + 1].count("11 of 12") == 2
+
+
 def test_one_working_set_can_be_shown_alone(summary: dict[str, Any]) -> None:
     large, both = demo.tables(summary, "large"), demo.tables(summary)
     assert both.startswith(large)
