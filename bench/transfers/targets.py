@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hiqcache.codecs import TOKEN_CODECS
+
 Row = dict[str, Any]
 
 #: The transfer length that targets are stated for, and the short one.
@@ -133,6 +135,9 @@ class Setting:
         return slowdown
 
 
+#: int4's restores and backups over stock's, at most, at pages of 64.
+_OF_INT4 = (("restore", 0.30), ("backup", 0.33))
+
 #: Slowdowns at pages of 64, at most; a decode step never loses more than beside stock either.
 _SLOWED = (
     ("gemm", "restore", 1.02),
@@ -144,10 +149,13 @@ _SLOWED = (
 
 def _of_dma(at: Setting) -> Iterator[Target]:
     """What the copy engine was built for: pages of 64."""
-    codecs = at.codecs
+    codecs = [codec for codec in at.codecs if codec in TOKEN_CODECS]
     for direction, limit in (("restore", 0.48), ("backup", 0.51)):
         quotients = {codec: at.ratio(direction, (codec, "dma")) for codec in codecs}
         yield Target(f"{direction} / stock", quotients, limit)
+    for direction, limit in _OF_INT4 if "int4" in at.codecs else ():
+        quotients = {"int4": at.ratio(direction, ("int4", "dma"))}
+        yield Target(f"{direction} of int4 / stock", quotients, limit)
     shares = {codec: at.share("restore", codec, "dma") for codec in codecs}
     yield Target("restore, share of the PCIe ceiling", shares, 0.96, at_least=True)
     held = {codec: at.held(codec, "dma") for codec in codecs}

@@ -22,6 +22,7 @@ CONTENDERS = {
         ("int8", "dma"): (74_880, 2.85),
         ("int8-rot", "fused"): (74_880, 3.4),
         ("int8-rot", "dma"): (74_880, 2.88),
+        ("int4", "dma"): (41_526, 1.76),
     },
     16: {("bf16", "stock"): (147_456, 6.3), ("int8", "dma"): (74_880, 3.0)},
     1: {
@@ -123,6 +124,8 @@ def test_at_pages_of_64_both_codecs_must_keep_the_limits(result: dict[str, Any])
     assert {name: target.limit for name, target in found.items()} == {
         "restore / stock": 0.48,
         "backup / stock": 0.51,
+        "restore of int4 / stock": 0.30,
+        "backup of int4 / stock": 0.33,
         "restore, share of the PCIe ceiling": 0.96,
         "GPU memory held, MB": 32.0,
         "restore of 128 tokens / stock": 0.55,
@@ -136,6 +139,19 @@ def test_at_pages_of_64_both_codecs_must_keep_the_limits(result: dict[str, Any])
     assert found["restore / stock"].values == pytest.approx(
         {"int8": 2.85 / 6.2, "int8-rot": 2.88 / 6.2}
     )
+
+
+def test_int4_has_limits_of_its_own(result: dict[str, Any]) -> None:
+    change(
+        result,
+        **{"page": 64, "codec": "int4", "layout": "page_first", "direction": "backup"},
+        **{"tokens": 2048, "slots": "random"},
+    )["ms_median"] = 2.1
+    found = stated(result, 64)
+    assert [target.name for target in found.values() if not target.met] == [
+        "backup of int4 / stock"
+    ]
+    assert found["backup of int4 / stock"].value == pytest.approx(2.1 / 6.2)
 
 
 @pytest.mark.parametrize(
@@ -285,4 +301,4 @@ def test_a_result_of_before_there_were_pages_is_one_of_pages_of_1(result: dict[s
 
 def test_an_unmeasured_setting_is_an_error(result: dict[str, Any]) -> None:
     with pytest.raises(LookupError, match="0 rows"):
-        targets.find(result["rows"], codec="int4")
+        targets.find(result["rows"], codec="int2")
