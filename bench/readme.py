@@ -20,6 +20,8 @@ from typing import Any
 from bench import REPOSITORY, demo, findings
 from bench.lab.environment import hardware
 from bench.quality import report as quality
+from bench.quality.tasks import report as tasks
+from bench.soak import report as soak
 from bench.tiers import tables
 from bench.traces import report as traces
 from bench.traces import tables as trace_tables
@@ -80,6 +82,23 @@ def _replays(results: Path) -> str:
     return f"{trace_tables.replays(found).markdown()}\n\n{made(found[0])}"
 
 
+def _tasks(summary: Result) -> str:
+    return "\n\n".join(
+        f"{name}: {summary['items']} items, {task['prefixes']} prefixes of "
+        f"{task['prefix_tokens']:.0f} tokens on average\n\n{tasks.table(task).markdown()}"
+        for name, task in summary["tasks"].items()
+    )
+
+
+def _soaks(results: Path) -> str:
+    """The soaks on a GPU, a file for each arm, which ran beside each other."""
+    found = [_load(file) for file in sorted((results / "soak" / "h200").glob("*.json"))]
+    if not found:
+        raise ReadmeError(f"{results / 'soak' / 'h200'} holds no soak")
+    every = {name: arm for document in found for name, arm in document["arms"].items()}
+    return f"{soak.table({'arms': every}).markdown()}\n\n{made(found[0]['sessions'][-1])}"
+
+
 def _code(text: str) -> str:
     return f"```\n{text}\n```"
 
@@ -114,6 +133,12 @@ BLOCKS: Mapping[str, Loader] = MappingProxyType(
             "quality/SmolLM2-135M-Instruct-float16/summary.json",
             lambda s: quality.table(s).markdown(),
         ),
+        "quality-qwen": _one(
+            "quality/Qwen2.5-Coder-0.5B-Instruct-float16/summary.json",
+            lambda s: quality.table(s).markdown(),
+        ),
+        "tasks": _one("quality-tasks/Qwen2.5-Coder-0.5B-Instruct/summary.json", _tasks),
+        "soak": _soaks,
         "same-tokens": _one("h200/same_tokens.json", lambda s: tables.same_tokens(s).markdown()),
         "same-bytes": _one("h200/same_bytes.json", lambda s: tables.same_bytes(s).markdown()),
         "pairs": _one("h200/same_bytes.json", lambda s: tables.pairs(s).markdown()),

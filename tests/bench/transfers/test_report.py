@@ -144,8 +144,12 @@ def test_at_pages_of_64_both_codecs_must_keep_the_limits(result: dict[str, Any])
 def test_int4_has_limits_of_its_own(result: dict[str, Any]) -> None:
     change(
         result,
-        **{"page": 64, "codec": "int4", "layout": "page_first", "direction": "backup"},
-        **{"tokens": 2048, "slots": "random"},
+        page=64,
+        codec="int4",
+        layout="page_first",
+        direction="backup",
+        tokens=2048,
+        slots="random",
     )["ms_median"] = 2.1
     found = stated(result, 64)
     assert [target.name for target in found.values() if not target.met] == [
