@@ -69,6 +69,11 @@ class Entry:
         """Whether a quantised host pool serves it."""
         return not self.refused
 
+    @property
+    def untried(self) -> bool:
+        """Whether it is refused only because nobody has served it on a GPU."""
+        return self.refused == _UNTRIED
+
     def message(self, found: str) -> str:
         """Why ``found`` is refused, and what to do, in sentences."""
         other = f"{self.way_out}, or: " if self.way_out else ""
@@ -112,6 +117,7 @@ GROWTH = (
     "tests/sglang/test_assembly.py::test_every_pool_grows_alike_within_the_bytes_of_sglangs_own"
 )
 _UNTRIED = "it has not been served on a GPU yet."
+_AT_YOUR_RISK = "Set HIQCACHE_ALLOW_UNTRIED=1 to serve it at your own risk"
 
 #: Families by key, in the order in which SGLang decides (kv_cache_configurator.py).
 FAMILIES: Mapping[str, Family] = by_key(
@@ -136,6 +142,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         pools=("AsymmetricMHATokenToKVPoolHost",),
         quantised="K and V",
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
         tested=(
             Evidence(
                 "unit",
@@ -168,6 +175,7 @@ FAMILIES: Mapping[str, Family] = by_key(
             "DeepSeek-V3.2", (KVGeometry.of_latent(61, 512, 64),), kept_bytes=61 * (128 + 4)
         ),
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
         tested=(Evidence("unit", "by SGLang's assembly", "CPU", GROWTH),),
     ),
     Family(
@@ -180,6 +188,7 @@ FAMILIES: Mapping[str, Family] = by_key(
             "gpt-oss-20b", (KVGeometry.of_heads(12, 8, 64), KVGeometry.of_heads(12, 8, 64))
         ),
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
         tested=(Evidence("unit", "by SGLang's assembly", "CPU", GROWTH),),
     ),
     Family(
@@ -190,6 +199,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         quantised="K and V; recurrent states stay SGLang's own",
         example=Example("Qwen3-Next-80B-A3B", (KVGeometry.of_heads(12, 2, 256),)),
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
         tested=(Evidence("unit", "by SGLang's assembly", "CPU", GROWTH),),
     ),
     Family(
@@ -199,6 +209,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         pools=("MLATokenToKVPoolHost", "MambaPoolHost"),
         quantised="latent rows; recurrent states stay SGLang's own",
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
     ),
     Family(
         "linear_sliding",
@@ -207,6 +218,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         pools=("MHATokenToKVPoolHost", "MHATokenToKVPoolHost", "MambaPoolHost"),
         quantised="K and V of both pools; recurrent states stay SGLang's own",
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
     ),
     Family(
         "mla_sliding",
@@ -215,6 +227,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         pools=("MLATokenToKVPoolHost", "MLATokenToKVPoolHost"),
         quantised="latent rows of both pools",
         refused=_UNTRIED,
+        way_out=_AT_YOUR_RISK,
     ),
     Family(
         "deepseek_v4",

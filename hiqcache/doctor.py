@@ -171,7 +171,9 @@ def _model(settings: Settings, pool: Pool) -> Check:
     model = pool.model
     text = [f"{model.family.name}, read from {model.source}"]
     if (refusal := model.refusal(settings.codec)) is not None:
-        return Check(False, "model", refusal.entry.message(f"{text[0]}. {refusal.found}"))
+        if not (settings.allow_untried and refusal.entry.untried):
+            return Check(False, "model", refusal.entry.message(f"{text[0]}. {refusal.found}"))
+        text.append(f"Served by HIQCACHE_ALLOW_UNTRIED: {refusal.entry.refused}")
     return Check(True, "model", ". ".join([*text, *model.notes]))
 
 

@@ -22,6 +22,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "HIQCACHE_RETRACTION": (STOCK, "quantised"),
     "HIQCACHE_METRICS": ("1", "0"),
     "HIQCACHE_CHECKSUM": ("0", "1"),
+    "HIQCACHE_ALLOW_UNTRIED": ("0", "1"),
     # Any version of SGLang: see _version.
     "HIQCACHE_ALLOW_SGLANG": (),
 }
@@ -45,6 +46,8 @@ class Settings:
         codec.
     metrics: whether the exporter runs.
     checksum: whether every record is summed at its backup and checked at its restore.
+    allow_untried: whether families of models are served that are refused for no other reason than
+        that no GPU has served them yet.
     allow_sglang: another release of SGLang than HiQCache is tested with, which is served all the
         same if it keeps the contract (hiqcache/sglang/contract.py); empty: none.
     """
@@ -55,6 +58,7 @@ class Settings:
     retraction: str = STOCK
     metrics: bool = True
     checksum: bool = False
+    allow_untried: bool = False
     allow_sglang: str = ""
 
     @property
@@ -96,6 +100,7 @@ class Settings:
             retraction=given.get("HIQCACHE_RETRACTION", STOCK),
             metrics=given.get("HIQCACHE_METRICS", "1") == "1",
             checksum=given.get("HIQCACHE_CHECKSUM", "0") == "1",
+            allow_untried=given.get("HIQCACHE_ALLOW_UNTRIED", "0") == "1",
             allow_sglang=given.get("HIQCACHE_ALLOW_SGLANG", ""),
         )
         if not settings.quantises and settings.transfer != "auto":

@@ -103,7 +103,10 @@ class Assembly:
         kvcache = params.token_to_kv_pool_allocator.get_kvcache()
         states = getattr(params.req_to_token_pool, "mamba_pool", None)
         require_family(
-            family_of(kvcache, states is not None), type(kvcache).__name__, adapter().LATENT
+            family_of(kvcache, states is not None),
+            type(kvcache).__name__,
+            adapter().LATENT,
+            self._settings.allow_untried,
         )
         if not asked:
             require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)

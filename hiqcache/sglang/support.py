@@ -71,14 +71,19 @@ def require_supported_sglang(allowed: str = "") -> None:
     )
 
 
-def require_family(family: Family | None, pool: str, latent: bool) -> None:
+def require_family(
+    family: Family | None, pool: str, latent: bool, untried: bool = False
+) -> None:
     """Refuse models whose family is not served. Raises UnsupportedError.
 
     ``pool``: SGLang's class of device pool; ``family``: what it belongs to, if any; ``latent``:
-    whether this release of SGLang describes latent rows.
+    whether this release of SGLang describes latent rows; ``untried``: whether families are served
+    that no GPU has served yet (HIQCACHE_ALLOW_UNTRIED).
     """
     found = f"the device pool ({pool})"
-    (family or FEATURES["other_pools"]).require(found)
+    entry = family or FEATURES["other_pools"]
+    if not (untried and entry.untried):
+        entry.require(found)
     if family is not None and "MLATokenToKVPoolHost" in family.pools and not latent:
         FEATURES["latent_release"].require(f"{found} keeps latent rows")
 
