@@ -30,6 +30,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.metrics_overhead": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.quality": {"bench", "bench.lab", "hiqcache"},
     "bench.verify": {"bench", "bench.lab", "hiqcache"},
+    "bench.models": {"bench", "bench.lab", "bench.verify", "hiqcache"},
     "bench.canary": {"bench", "bench.lab", "bench.quality", "hiqcache"},
     "bench.clients": {"bench", "bench.lab", "hiqcache", "loadtest"},
     "bench.soak": {"bench", "bench.lab", "bench.transfers", "bench.verify", "hiqcache"},

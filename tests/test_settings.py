@@ -20,10 +20,11 @@ def test_every_variable_is_read() -> None:
         "HIQCACHE_RETRACTION": "quantised",
         "HIQCACHE_METRICS": "0",
         "HIQCACHE_CHECKSUM": "1",
+        "HIQCACHE_ALLOW_UNTRIED": "1",
         "HIQCACHE_ALLOW_SGLANG": "0.5.24.post1",
     }
     assert Settings.from_env(env) == Settings(
-        "int8-rot", "torch", "tokens", "quantised", False, True, "0.5.24.post1"
+        "int8-rot", "torch", "tokens", "quantised", False, True, True, "0.5.24.post1"
     )
 
 

@@ -48,6 +48,7 @@ class Contender(NamedTuple):
     cpu_slots: tuple[str, ...] = ()
     #: What SGLang's own pool moves rows with, by direction; empty for ours.
     kernels: Mapping[str, str] = MappingProxyType({})
+    layers: int = LAYERS
 
     def indices(self, tokens: int, slots: Slots) -> list[Indices]:
         """The index sets of transfers of ``tokens`` tokens."""
@@ -59,7 +60,7 @@ class Contender(NamedTuple):
         if direction == "backup":
             self.mover.backup(host, indices.rows)
         else:
-            for layer in range(LAYERS):
+            for layer in range(self.layers):
                 self.mover.restore(layer, host, indices.rows)
 
 

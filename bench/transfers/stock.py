@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 from sglang.kernels.ops.kvcache.hicache import TMA_BLOCK_QUOTA, use_hicache_tma_kernel
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MHABufferInfo,
+    MLABufferInfo,
+)
 from sglang.srt.mem_cache.pool_host.common import (
     ALLOC_MEMORY_FUNCS,
     get_allocator_from_storage,
 )
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from hiqcache.record import Order
 
@@ -22,16 +28,12 @@ def describe_rows(
 ) -> MHABufferInfo:
     """Rows [slots, heads, head_dim], one tensor a layer, as SGLang describes its own."""
     rows = device_k[0]
-    k_table, v_table = (
-        torch.tensor([b.data_ptr() for b in side], dtype=torch.uint64).to(rows.device)
-        for side in (device_k, device_v)
-    )
     return MHABufferInfo(
         buffers=KVBuffers(
             k=tuple(device_k),
             v=tuple(device_v),
-            k_data_ptrs=k_table,
-            v_data_ptrs=v_table,
+            k_data_ptrs=_addresses(device_k),
+            v_data_ptrs=_addresses(device_v),
             layout=KVBufferLayout.NHD,
         ),
         page_size=page_size,
@@ -43,41 +45,27 @@ def describe_rows(
     )
 
 
+def _addresses(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    table = torch.tensor([each.data_ptr() for each in buffers], dtype=torch.uint64)
+    return table.to(buffers[0].device)
+
+
 def stock_pool(*args: Any, **kwargs: Any) -> Any:
     """SGLang's own MHA host pool."""
     return MHATokenToKVPoolHost(*args, **kwargs)
 
 
-class StockTransfer:
-    """SGLang 0.5.23's MHA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
+class _StockPool:
+    """A host pool of SGLang's own behind the two calls of a Transfer.
 
-    Moves rows as they are, by what SGLang picks for the layout, the page size and the GPU.
+    staging: device memory that it holds for write-backs, None where it holds none.
     """
 
     name = "stock"
 
-    def __init__(
-        self,
-        device_k: Sequence[torch.Tensor],
-        device_v: Sequence[torch.Tensor],
-        page_size: int,
-        order: Order,
-        slots: int,
-    ) -> None:
-        rows = device_k[0]
-        info = describe_rows(device_k, device_v, page_size)
-        self._pool = MHATokenToKVPoolHost(
-            info,
-            2.0,
-            0,
-            page_size,
-            order,
-            pin_memory=rows.is_cuda,
-            device_capacity_tokens=rows.shape[0],
-            start_layer=0,
-            end_layer=len(device_k),
-            host_token_capacity=slots,
-        )
+    def __init__(self, pool: Any, staging: Sequence[torch.Tensor | None]) -> None:
+        self._pool = pool
+        self._staging = staging
 
     @property
     def bytes_per_token(self) -> int:
@@ -87,8 +75,7 @@ class StockTransfer:
     @property
     def staging_bytes(self) -> int:
         """Device memory that the pool holds for write-backs."""
-        staging = (self._pool.staging_k_buffer, self._pool.staging_v_buffer)
-        return sum(buffer.nbytes for buffer in staging if buffer is not None)
+        return sum(buffer.nbytes for buffer in self._staging if buffer is not None)
 
     @property
     def backup_wants_cpu_slots(self) -> bool:
@@ -96,7 +83,7 @@ class StockTransfer:
         return bool(self._pool.can_use_write_back_jit)
 
     def kernels(self) -> dict[str, str]:
-        """What SGLang moves rows with, by direction, as MHATokenToKVPoolHost decides it.
+        """What SGLang moves rows with, by direction, as its host pools decide it.
 
         A page_first backup gathers pages into staging memory, which the copy engine empties. All
         else goes by the JIT mover, with TMA where the page size, the row and the GPU are fit for it
@@ -125,6 +112,80 @@ class StockTransfer:
     def close(self) -> None:
         """Give the host memory back."""
         self._pool.destroy()
+
+
+class StockTransfer(_StockPool):
+    """SGLang 0.5.23's MHA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
+
+    Moves rows as they are, by what SGLang picks for the layout, the page size and the GPU.
+    """
+
+    def __init__(
+        self,
+        device_k: Sequence[torch.Tensor],
+        device_v: Sequence[torch.Tensor],
+        page_size: int,
+        order: Order,
+        slots: int,
+    ) -> None:
+        rows = device_k[0]
+        info = describe_rows(device_k, device_v, page_size)
+        pool = MHATokenToKVPoolHost(
+            info,
+            2.0,
+            0,
+            page_size,
+            order,
+            pin_memory=rows.is_cuda,
+            device_capacity_tokens=rows.shape[0],
+            start_layer=0,
+            end_layer=len(device_k),
+            host_token_capacity=slots,
+        )
+        super().__init__(pool, [pool.staging_k_buffer, pool.staging_v_buffer])
+
+
+class StockLatentTransfer(_StockPool):
+    """SGLang 0.5.23's MLA host pool of ``slots`` tokens, with the ``kernel`` I/O backend.
+
+    device: rows [slots, 1, latent + rope], one tensor a layer.
+    """
+
+    def __init__(
+        self,
+        device: Sequence[torch.Tensor],
+        latent: int,
+        page_size: int,
+        order: Order,
+        slots: int,
+    ) -> None:
+        rows, layers = device[0], len(device)
+        info = MLABufferInfo(
+            buffers=tuple(device),
+            data_ptrs=_addresses(device),
+            layer_indices=tuple(range(layers)),
+            device_layer_num=layers,
+            page_size=page_size,
+            kv_lora_rank=latent,
+            qk_rope_head_dim=rows.shape[-1] - latent,
+            kv_cache_dim=rows.shape[-1],
+            dtype=rows.dtype,
+            device=rows.device,
+        )
+        pool = MLATokenToKVPoolHost(
+            info,
+            2.0,
+            0,
+            page_size,
+            order,
+            pin_memory=rows.is_cuda,
+            device_capacity_tokens=rows.shape[0],
+            start_layer=0,
+            end_layer=layers,
+            target_layer_num=layers,
+            host_token_capacity=slots,
+        )
+        super().__init__(pool, [pool.staging_buffer])
 
 
 def host_memory(nbytes: int) -> torch.Tensor:

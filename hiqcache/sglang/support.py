@@ -71,9 +71,7 @@ def require_supported_sglang(allowed: str = "") -> None:
     )
 
 
-def require_family(
-    family: Family | None, pool: str, latent: bool, untried: bool = False
-) -> None:
+def require_family(family: Family | None, pool: str, latent: bool, untried: bool = False) -> None:
     """Refuse models whose family is not served. Raises UnsupportedError.
 
     ``pool``: SGLang's class of device pool; ``family``: what it belongs to, if any; ``latent``:

@@ -135,6 +135,18 @@ def test_latent_rows_of_older_releases() -> None:
     support.require_family(FAMILIES["plain"], "MHATokenToKVPool", latent=False)
 
 
+def test_families_that_no_gpu_has_served_are_served_on_demand_and_no_others() -> None:
+    untried = [family for family in FAMILIES.values() if family.untried]
+    assert untried, "nothing is untried: HIQCACHE_ALLOW_UNTRIED has lost its use"
+    for family in untried:
+        with pytest.raises(UnsupportedError, match="HIQCACHE_ALLOW_UNTRIED=1"):
+            support.require_family(family, "SomeKVPool", latent=True)
+        support.require_family(family, "SomeKVPool", latent=True, untried=True)
+    for family in (FAMILIES["deepseek_v4"], FAMILIES["sparse"], None):
+        with pytest.raises(UnsupportedError):
+            support.require_family(family, "SomeKVPool", latent=True, untried=True)
+
+
 def test_pools_that_are_built_unasked() -> None:
     """SGLang builds some pools without a question; such KV would stay bf16 unseen."""
     hooks = Assembly(Settings(codec="int8"), copies=False, measured=False)
