@@ -31,6 +31,9 @@ ARGS = (
 )
 #: What a server on a GPU takes besides; a host may have its own (--sglang).
 ON_GPU = (*GPU_ARGS, "--mem-fraction-static", "0.85")
+#: Nothing compiled by torch: what it compiles anew for a shape may round otherwise than before, and
+#: then a restored answer would differ from its reference.
+GPU_ENV = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 def serve(
@@ -117,5 +120,5 @@ def _server(
             *(*cut.args, *subject.args, *arm.args, *further),
         ),
         # The table refuses what no GPU has served; this is what serves it first.
-        {**(CPU_ENV if cpu else {}), **arm.env, "HIQCACHE_ALLOW_UNTRIED": "1"},
+        {**(CPU_ENV if cpu else GPU_ENV), **arm.env, "HIQCACHE_ALLOW_UNTRIED": "1"},
     )
