@@ -21,13 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.lab import random_model, shards
-from bench.lab.arms import arm_named
+from bench.lab.arms import NAMES, arm_named, arms_argument
 from bench.models.families import SUBJECTS, Subject
 from bench.models.family_run import serve
 from bench.models.record import compared, line
@@ -156,6 +157,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--families", default=",".join(SUBJECTS), help="of " + ", ".join(SUBJECTS))
+    parser.add_argument(
+        "--arms", type=arms_argument, help=f"bf16 first, instead of each family's own; {NAMES}"
+    )
     parser.add_argument("--cpu", action="store_true", help="mla alone, cut to what a CPU serves")
     shards.add_arguments(parser)
     parser.add_argument("--timeout", type=float, default=240, help="seconds for a start")
@@ -181,6 +185,8 @@ def main() -> int:
         try:
             for name in names:
                 subject = SUBJECTS[name].on_cpu() if options.cpu else SUBJECTS[name]
+                if options.arms:
+                    subject = replace(subject, arms=tuple(arm.name for arm in options.arms))
                 running.append(begin(subject, Path(folder), options))
                 results.begin(subject, running[-1].model)
                 print(f"{time.monotonic() - start:.0f} s: {name} starts", flush=True)
