@@ -4,30 +4,37 @@ SGLang's --load-format dummy fills weights with values so small that every promp
 answer, which would hide a wrong KV row. Here each matrix is drawn as the architecture's own
 initialisation draws it, so that answers depend on every token.
 
-    python -m bench.lab.random_model CONFIG_DIR OUT
+    python -m bench.lab.random_model CONFIG_DIR OUT [--set head_dim=128 ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 
-def write(shape: Path, out: Path, seed: int = 0) -> Path:
-    """A bf16 model of ``shape``'s config.json in ``out``, with its tokenizer's files."""
+def write(shape: Path, out: Path, seed: int = 0, **changed: Any) -> Path:
+    """A bf16 model of ``shape``'s config.json in ``out``, with its tokenizer's files.
+
+    changed: values of that config.json that are others here.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(shape)
+    shutil.copytree(shape, out, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
+    stated = json.dumps({**json.loads((shape / "config.json").read_text()), **changed}, indent=2)
+    (out / "config.json").write_text(stated)
+    config = AutoConfig.from_pretrained(out)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
-    for file in shape.iterdir():
-        shutil.copy(file, out / file.name)
+    # As it was stated, without what this release of transformers adds.
+    (out / "config.json").write_text(stated)
     return out
 
 
@@ -39,8 +46,17 @@ def main() -> int:
     )
     parser.add_argument("shape", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values of config.json (JSON) that are others here",
+    )
     arguments = parser.parse_args()
-    print(write(arguments.shape, arguments.out))
+    pairs = (pair.partition("=") for pair in arguments.set)
+    changed = {key: json.loads(value) for key, _, value in pairs}
+    print(write(arguments.shape, arguments.out, **changed))
     return 0
 
 

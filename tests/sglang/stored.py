@@ -15,9 +15,10 @@ from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeS
 
 from bench.lab.mooncake import Mooncake
 from hiqcache.metrics import PoolLabels
+from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 from hiqcache.sglang.storage_backend import GuardedStorage, guarded
 from hiqcache.storage.metrics import StorageMetrics
-from tests.sglang.builders import buffer_info, host_pool
+from tests.sglang.builders import LAYERS, buffer_info, host_pool
 
 SLOTS = 96
 LABELS = PoolLabels("int8", "torch", "kv", "0", "0", "0", "model")
@@ -110,14 +111,25 @@ class Stored:
         model: str = "some/model",
         slots: int = SLOTS,
         head_dim: int = 64,
+        layers: int = LAYERS,
+        pool_class: type = QuantisedMHATokenToKVPoolHost,
         **changed: Any,
     ) -> Stored:
-        """``where``: the folder of a HiCacheFile, the dictionary of a MemoryStorage, a Mooncake."""
+        """``where``: the folder of a HiCacheFile, the dictionary of a MemoryStorage, a Mooncake.
+
+        ``pool_class``: of the host pool.
+        """
         backends = {Mooncake: "mooncake", dict: "dynamic"}
         backend = backends.get(type(where), "file")
-        info = buffer_info(slots, page_size=page_size, head_dim=head_dim)
+        info = buffer_info(slots, page_size=page_size, head_dim=head_dim, layers=layers)
         pool = host_pool(
-            info, page_size=page_size, layout=layout, tokens=slots, allocator_type=backend
+            info,
+            page_size=page_size,
+            layout=layout,
+            tokens=slots,
+            allocator_type=backend,
+            cls=pool_class,
+            layers=layers,
         )
         facts = config(pool, model, **changed)
         made: Any

@@ -16,11 +16,12 @@ from sglang.srt.runtime_context import get_parallel
 
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.sglang.copying_pool import MHATokenToKVPoolHostCopy
+from hiqcache.sglang.host_pool import QuantisedMHATokenToKVPoolHost
 from hiqcache.sglang.storage import require_storage
 from hiqcache.sglang.storage_backend import guarded
 from hiqcache.storage.backends import REFUSED
 from hiqcache.storage.metrics import StorageMetrics
-from tests.sglang.builders import HEADS, LAYERS, buffer_info, host_pool
+from tests.sglang.builders import buffer_info, host_pool
 from tests.sglang.stored import LABELS, SLOTS, Stored, config
 
 KEYS = ["aa", "bb", "cc"]
@@ -59,14 +60,19 @@ def test_a_restart_finds_the_pages_under_any_layout(
 
 
 def test_a_file_is_half_of_bf16s(tmp_path: Path) -> None:
-    """Heads of 128, pages of 16: 130 B per row where SGLang stores 256, and the seal."""
-    stored = Stored.of(tmp_path, head_dim=128)
-    stored.write(KEYS, stored.back_up(3))
-    plain = 2 * LAYERS * HEADS * 128 * 2 * 16
-    sizes = {file.stat().st_size for file in tmp_path.glob("*.bin")}
-    assert sizes == {stored.pool.layout_of_records.page_bytes}
-    # 3 layers of 12,480 B are rounded up to 128 B with the seal in them.
-    assert sizes.pop() / plain == pytest.approx(130 / 256, rel=0.002)
+    """What SGLang's own pool writes and what ours does: heads of 128, eight layers, pages of 64."""
+    files: dict[str, int] = {}
+    for cls in (MHATokenToKVPoolHostCopy, QuantisedMHATokenToKVPoolHost):
+        folder = tmp_path / cls.__name__
+        folder.mkdir()
+        stored = Stored.of(
+            folder, head_dim=128, layers=8, page_size=64, slots=4 * 64, pool_class=cls
+        )
+        assert stored.write(KEYS, stored.back_up(3))
+        assert len(list(folder.glob("*.bin"))) == 3
+        (files[cls.__name__],) = {file.stat().st_size for file in folder.glob("*.bin")}
+    plain, ours = files.values()
+    assert round(ours / plain, 3) == 0.508
 
 
 def test_another_codecs_pages_are_not_there(
