@@ -18,7 +18,7 @@ LOCKS := requirements/cpu.lock requirements/cpu-nodeps.lock requirements/dev.loc
 COMPOSE := docker compose --env-file .env $(if $(wildcard local.env),--env-file local.env)
 
 .PHONY: help env demo demo-results test lint quality bench up down logs images dashboards \
-  dashboards-preview monitoring-test storage-test compose-test wheel contract releases release clean
+  dashboards-preview monitoring-test storage-test fleet-test compose-test wheel contract releases release clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -36,7 +36,7 @@ $(VENV)/.complete: $(LOCKS) pyproject.toml
 	@touch $@
 
 # What runs on CPUs must not find a GPU that its environment has no kernels for.
-demo demo-results test monitoring-test storage-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
+demo demo-results test monitoring-test storage-test fleet-test dashboards-preview: export CUDA_VISIBLE_DEVICES :=
 
 demo: env $(OVERLAY) ## Real SGLang on this CPU: BF16 and INT8 side by side (HIQCACHE_CODEC=int8-rot: another codec)
 	$(RUN) -m bench.demo --codec $(HIQCACHE_CODEC)
@@ -67,8 +67,11 @@ release: needs-storage-test env $(OVERLAY)
 	  -r $< || { rm -rf $@; exit 1; }
 	@touch $@
 
-storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, on a CPU
-	$(BIN)/python -m pytest -m storage
+storage-test: needs-storage-test env ## Encoded pages in a real Mooncake store, and a fleet that shares a folder of them, on a CPU
+	$(BIN)/python -m pytest -m "storage and not mooncake_fleet"
+
+fleet-test: needs-storage-test env ## That fleet on a folder and on a Mooncake store
+	$(BIN)/python -m pytest tests/e2e/test_fleet.py
 
 # The Python that SGLang serves with: the machine's own where it has SGLang, as on a GPU host.
 SGLANG_PYTHON ?= $(shell $(PYTHON) -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("sglang"))' 2>/dev/null && echo $(PYTHON))

@@ -211,6 +211,13 @@ FEATURES: Mapping[str, Entry] = by_key(
                 "test_pages_come_back_from_mooncake_once_both_tiers_are_flushed",
             ),
             Evidence(
+                "trained",
+                "SmolLM2-135M, two replicas that share a folder behind SGLang's router, one killed",
+                "CPU",
+                "tests/e2e/test_fleet.py::"
+                "test_what_one_replica_computed_the_other_restores_once_that_one_is_killed",
+            ),
+            Evidence(
                 "unit",
                 "pages shared in a Mooncake store over TCP",
                 "CPU",
@@ -261,11 +268,34 @@ FEATURES: Mapping[str, Entry] = by_key(
     ),
     Entry(
         "decode_offload",
-        "Decode servers that offload KV to L3 storage",
-        refused="SGLang builds their host pool apart from L2, and nobody has tried it with encoded "
-        "pages.",
-        way_out="Start without it",
-        tested=(Evidence("unit", "refused", "CPU", _ASSEMBLY + "test_decode_offload_is_refused"),),
+        "Decode servers that offload KV to L3 storage "
+        "(--disaggregation-decode-enable-offload-kvcache)",
+        tested=(
+            Evidence(
+                "trained",
+                "SmolLM2-135M: L2 of another server reads what a decode server wrote, to which no "
+                "KV had been moved (fake transfer)",
+                "CPU",
+                "tests/e2e/test_pd.py::test_l2_finds_in_storage_what_a_decode_server_wrote",
+            ),
+            Evidence(
+                "unit",
+                "by SGLang's assembly",
+                "CPU",
+                _ASSEMBLY + "test_decode_offload_writes_what_prefill_s_l2_reads",
+            ),
+        ),
+    ),
+    Entry(
+        "decode_offload_of_several",
+        "Decode servers that offload several pools (sliding windows, --enable-unified-memory)",
+        refused="nobody has tried it with encoded pages.",
+        way_out="Start without --disaggregation-decode-enable-offload-kvcache",
+        tested=(
+            Evidence(
+                "unit", "refused", "CPU", _ASSEMBLY + "test_offload_of_several_pools_is_refused"
+            ),
+        ),
     ),
     Entry(
         "other_pools",

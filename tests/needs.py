@@ -17,8 +17,8 @@ _MONITORING = {"prometheus": "prometheus", "promtool": "prometheus", "node": "no
 
 #: Programs and libraries by target, each with the Debian package that has it.
 NEEDS = {
-    # Mooncake's library is linked to it, though it goes over TCP here.
-    "storage-test": {"libibverbs.so.1": "libibverbs1"},
+    # Mooncake's library is linked to it, though it uses TCP here; Prometheus watches the fleet.
+    "storage-test": {"libibverbs.so.1": "libibverbs1", "prometheus": "prometheus"},
     "monitoring-test": _MONITORING,
     "dashboards-preview": {**_MONITORING, "chromium": "chromium"},
     "compose-test": {

@@ -67,6 +67,7 @@ class Server:
     """One SGLang server; a context manager that starts it and ends it.
 
     args: SGLang arguments after the model, host and port.
+    l2: whether it has a host tier; PD decode servers have none.
     env: variables set on top of this process's, without its HIQCACHE_ and SGLANG_PLATFORM ones.
     log: where its output goes.
     """
@@ -77,6 +78,7 @@ class Server:
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    l2: bool = True
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -88,7 +90,8 @@ class Server:
         return [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)),
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--enable-hierarchical-cache", "--enable-metrics", "--enable-cache-report"),
+            *(("--enable-hierarchical-cache",) if self.l2 else ()),
+            *("--enable-metrics", "--enable-cache-report"),
             *self.args,
         ]
 

@@ -1,6 +1,7 @@
 """Which host pools SGLang assembles for L2, and what each becomes.
 
-SGLang builds host pools for several purposes. Of them only L2 is quantised:
+SGLang builds host pools for several purposes. Of them are quantised L2 and what storage shares
+with it:
 
 =====================  ============================================  ==========================
 host pool              built by (SGLang 0.5.23)                      here
@@ -10,7 +11,8 @@ L2                     attach_hybrid_pool_to_unified_cache, with     quantised
 retracted requests     the same, without it: PD decode servers       SGLang's own, unless
                                                                      HIQCACHE_RETRACTION asks
 both in one pool       the same, with both                           refused, unless it asks
-decode offload to L3   DecodeKVCacheOffloadManager                   refused
+decode offload to L3   DecodeKVCacheOffloadManager: PD decode        quantised: its pages are those
+                       servers                                       that prefill's L2 reads
 draft models           maybe_register_hicache_draft; label draft*    SGLang's own, measured
 sparse attention       HiSparseCoordinator                           SGLang's own, not hooked
 recurrent states       build_mamba_host_pool                         SGLang's own
@@ -35,7 +37,7 @@ from hiqcache.sglang.support import (
     require_family,
     require_known_pool,
     require_l2_alone,
-    require_no_decode_offload,
+    require_one_offloaded_pool,
     require_rotary,
     require_whole_pool,
 )
@@ -127,17 +129,21 @@ class Assembly:
             return original(*args, **kwargs)
 
     def build_kv_host_pool(self, original: Any, **kwargs: Any) -> Any:
-        from sglang.srt.runtime_context import get_disagg, get_memory
+        from sglang.srt.runtime_context import get_memory
 
         now = _building.get()
+        kv_pool = kwargs["kv_pool"]
         if now is None:
-            disagg = get_disagg()
-            require_no_decode_offload(bool(disagg.disaggregation_decode_enable_offload_kvcache))
-            return original(**kwargs)
+            if not (_offloads() and self._settings.quantises):
+                return original(**kwargs)
+            require_one_offloaded_pool(kwargs.get("pool_label", "kv"))
+            # Rows pass through it on their way to storage; it needs no more slots than SGLang's.
+            require_whole_pool(kv_pool)
+            with building("l2"):
+                return original(**kwargs)
 
         from hiqcache.sglang.sizing import shrinkage
 
-        kv_pool = kwargs["kv_pool"]
         require_whole_pool(kv_pool)
         size = kwargs.get("host_size")
         size = get_memory().hicache_size if size is None else size
@@ -228,7 +234,7 @@ class Assembly:
         from sglang.srt.runtime_context import get_memory
 
         asked = self._settings.retraction == "quantised"
-        if get_memory().enable_hierarchical_cache or asked:
+        if get_memory().enable_hierarchical_cache or asked or _offloads():
             require_rotary(self._settings.codec, context.model_config.hf_text_config)
 
     def create_tree_cache(self, cache: Any, context: Any) -> None:
@@ -237,13 +243,20 @@ class Assembly:
 
         group = getattr(cache, "host_pool_group", None)
         pools = [type(entry.host_pool) for entry in group.entries] if group is not None else []
-        if any(map(_is_quantised, pools)) or get_parallel().tp_rank:
+        if any(map(_is_quantised, pools)) or get_parallel().tp_rank or _offloads():
             return
         enabled = bool(get_memory().enable_hierarchical_cache)
         logger.warning(
             "HiQCache: %s",
             nothing_to_quantise(self._settings.codec, enabled, type(cache).__name__),
         )
+
+
+def _offloads() -> bool:
+    """Whether this is a decode server that writes to storage past L2."""
+    from sglang.srt.runtime_context import get_disagg
+
+    return bool(get_disagg().disaggregation_decode_enable_offload_kvcache)
 
 
 def _is_quantised(pool: type) -> bool:

@@ -195,10 +195,15 @@ def require_l2_alone(retraction: str | None) -> None:
         )
 
 
-def require_no_decode_offload(offloads: bool) -> None:
-    """Refuse a decode server that offloads to L3 storage. Raises UnsupportedError."""
-    if offloads:
-        FEATURES["decode_offload"].require("--disaggregation-decode-enable-offload-kvcache")
+def require_one_offloaded_pool(label: str) -> None:
+    """Refuse a decode server that offloads several pools to storage. Raises UnsupportedError.
+
+    ``label``: SGLang's name for a pool of its; ``kv`` where there is one.
+    """
+    if label != "kv":
+        FEATURES["decode_offload_of_several"].require(
+            f"--disaggregation-decode-enable-offload-kvcache with a pool {label!r}"
+        )
 
 
 def require_known_pool(kind: str, name: str) -> None:

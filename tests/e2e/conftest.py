@@ -26,7 +26,12 @@ def make_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeSe
     """A server of ``codec`` with further SGLang arguments; not yet started."""
 
     def make(
-        codec: str, *args: str, name: str = "server", folder: Path = model, **env: str
+        codec: str,
+        *args: str,
+        name: str = "server",
+        folder: Path = model,
+        l2: bool = True,
+        **env: str,
     ) -> Server:
         log = tmp_path_factory.mktemp(name) / "server.log"
         sizes = ("--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", "3")
@@ -36,6 +41,7 @@ def make_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeSe
             log,
             (*CPU_ARGS, *sizes, "--skip-server-warmup", *args),
             {**CPU_ENV, "HIQCACHE_CODEC": codec, **env},
+            l2=l2,
         )
 
     return make

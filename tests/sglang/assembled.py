@@ -51,6 +51,7 @@ from transformers import AutoConfig
 from hiqcache.compatibility import FAMILIES
 from hiqcache.sglang import families, plugin
 from hiqcache.sglang.adapters import adapter
+from hiqcache.sglang.assembly import building
 from hiqcache.sglang.support import UnsupportedError
 
 SLOTS, SWA_SLOTS, STATES = 96, 32, 8
@@ -67,6 +68,9 @@ DECODE = {
 }
 
 T = TypeVar("T")
+
+#: Makes a model's device pools for a page size.
+Shape = Callable[[int], CacheInitParams]
 
 
 @dataclass
@@ -278,36 +282,56 @@ def refused(*args: Any, **kwargs: Any) -> str:
     raise AssertionError("nothing was refused")
 
 
-def offloaded(codec: str) -> str:
-    """What is said where a decode server's offload asks for its host pool. Call by ``apart``."""
-    flags = {
-        **DECODE,
-        "disaggregation_decode_retraction_backup": "cpu_tensor",
-        "disaggregation_decode_enable_offload_kvcache": True,
-        "hicache_storage_backend": "file",
-    }
-    _published(flags, codec, {}, 0, Assembled())
+#: A PD decode server that moves no KV, and offloads what it computes to storage.
+OFFLOAD = {
+    **DECODE,
+    "disaggregation_decode_retraction_backup": "cpu_tensor",
+    "disaggregation_decode_enable_offload_kvcache": True,
+    "hicache_storage_backend": "file",
+    "page_size": 16,
+}
+
+
+def offloaded(codec: str, shape: Shape, **label: str) -> tuple[str, int, str]:
+    """Kind, bytes per slot and format of the pool that a decode server's offload gets.
+
+    Call by ``apart``. label: pool_label. The text of a refusal in place of the kind.
+    """
+    _published(OFFLOAD, codec, {}, 0, Assembled())
     try:
-        # As DecodeKVCacheOffloadManager calls it.
-        assembler.build_kv_host_pool(kv_pool=mha(), page_size=1, use_mla=False)
+        # As DecodeKVCacheOffloadManager calls it, and build_hybrid_swa_stack for it.
+        return _stored(shape, **label)
     except UnsupportedError as error:
-        return str(error)
-    raise AssertionError("nothing was refused")
+        return str(error), 0, ""
 
 
-def without_l2(codec: str) -> str:
+def stored_l2(codec: str, shape: Shape) -> tuple[str, int, str]:
+    """The same of the L2 of a prefill server with that storage. Call by ``apart``."""
+    _published({"hicache_storage_backend": "file", "page_size": 16}, codec, {}, 0, Assembled())
+    with building("l2"):
+        return _stored(shape)
+
+
+def _stored(shape: Shape, **label: str) -> tuple[str, int, str]:
+    kvcache = shape(16).token_to_kv_pool_allocator.get_kvcache()
+    mla = isinstance(kvcache, MLATokenToKVPool)
+    pool = assembler.build_kv_host_pool(kv_pool=kvcache, page_size=16, use_mla=mla, **label)
+    return type(pool).__name__, pool.get_size_per_token(), str(pool.storage_format_tag)
+
+
+def without_l2(codec: str, **flags: Any) -> str:
     """The plug-in's log where SGLang makes its prefix cache without L2. Call by ``apart``."""
     told = Assembled()
-    _tree_cache({"enable_hierarchical_cache": False}, codec, told)
+    _tree_cache({**flags, "enable_hierarchical_cache": False}, codec, told)
     return told.log
 
 
-def of_model_type(kind: str, codec: str, *, enabled: bool = True) -> str:
+def of_model_type(kind: str, codec: str, *, enabled: bool = True, **flags: Any) -> str:
     """The refusal of a model of transformers' type ``kind``; "" if none. Call by ``apart``.
 
     enabled: with L2.
     """
-    flags = {"enable_hierarchical_cache": enabled, "page_size": 64}
+    flags = {"enable_hierarchical_cache": enabled, "page_size": 64, **flags}
     try:
         _tree_cache(flags, codec, Assembled(), AutoConfig.for_model(kind))
     except UnsupportedError as error:

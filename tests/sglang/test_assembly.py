@@ -11,7 +11,9 @@ from hiqcache.compatibility import FAMILIES
 from hiqcache.sglang.adapters import adapter
 from tests.sglang.assembled import (
     DECODE,
+    OFFLOAD,
     Assembled,
+    Shape,
     apart,
     assembled,
     indexed,
@@ -23,6 +25,7 @@ from tests.sglang.assembled import (
     refused,
     sliding,
     staged,
+    stored_l2,
     without_l2,
 )
 
@@ -190,8 +193,20 @@ def test_a_pool_of_both_purposes_is_refused() -> None:
     assert "HIQCACHE_CODEC" in text
 
 
-def test_decode_offload_is_refused() -> None:
-    text = apart(offloaded, "int8")
+@pytest.mark.parametrize("shape", [s for s in (plain, latent) if s in SHAPES])
+def test_decode_offload_writes_what_prefill_s_l2_reads(shape: Shape) -> None:
+    written, read = apart(offloaded, "int8", shape), apart(stored_l2, "int8", shape)
+    assert written == read
+    assert "Quantised" in written[0]
+    # Another codec's pages have another name; without one they are SGLang's own.
+    assert apart(offloaded, "int8-rot", shape)[2] != written[2]
+    stock = apart(offloaded, "bf16", shape)
+    assert "Quantised" not in stock[0]
+    assert written[1] < stock[1]
+
+
+def test_offload_of_several_pools_is_refused() -> None:
+    text, *_ = apart(offloaded, "int8", plain, pool_label="swa")
     assert "--disaggregation-decode-enable-offload-kvcache" in text
     assert "HIQCACHE_CODEC" in text
 
@@ -201,6 +216,8 @@ def test_without_l2_the_operator_is_told_once_what_to_add() -> None:
     assert log.count("does nothing here") == 1
     assert "--enable-hierarchical-cache" in log
     assert "does nothing" not in apart(without_l2, "bf16")
+    # A decode server that offloads has a pool to quantise without L2.
+    assert "does nothing" not in apart(without_l2, "int8", **OFFLOAD)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +236,9 @@ def test_k_that_turns_otherwise_is_refused_for_int4(kind: str, codec: str, refus
         assert "K of model type 'cohere'" in text
         assert "Set HIQCACHE_CODEC=int8" in text
         assert apart(of_model_type, kind, codec, enabled=False) == "", "there is nothing to store"
+        offload = {**OFFLOAD, "page_size": 64}
+        offload.pop("enable_hierarchical_cache")
+        assert apart(of_model_type, kind, codec, enabled=False, **offload) == text
 
 
 def test_write_back_memory_is_set_aside_for_sglangs_own_pools_alone() -> None:
