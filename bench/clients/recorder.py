@@ -151,14 +151,14 @@ class Recorder:
         ) as answer:
             back = {k: v for k, v in answer.headers.items() if k.lower() not in _OWN}
             response = web.StreamResponse(status=answer.status, headers=back)
-            await response.prepare(request)
             record = None
             if answer.content_type == "text/event-stream":
                 record = Record(path=request.path)
                 self.records.append(record)
-            # A client may leave once it has what it wants, which is after [DONE] or in the middle:
-            # then the record has not ended.
+            # A client may leave once it has what it wants, which is after [DONE], in the middle, or
+            # before there is anything: then the record has not ended.
             with contextlib.suppress(ConnectionResetError):
+                await response.prepare(request)
                 async for data in answer.content.iter_any():
                     now = time.perf_counter() - start
                     await response.write(data)

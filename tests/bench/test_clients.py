@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -54,7 +55,8 @@ def test_a_stream_in_pieces_gives_times_and_cached_tokens(events: list[dict[str,
 class _Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body.keys() <= {"stream", "times"}
+        assert body.keys() <= {"stream", "times", "after"}
+        time.sleep(body.get("after", 0))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         data = stream(GENERATE * body.get("times", 1))
@@ -86,16 +88,19 @@ def test_the_recorder_hands_every_byte_on(upstream: str) -> None:
     assert (found["requests"], found["cached_tokens"]) == (2, 14)
 
 
-def test_a_client_that_leaves_in_the_middle_is_no_error_and_no_figure(
-    upstream: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("asked", "read"), [({"times": 50_000}, 100), ({"after": 0.3}, 0)], ids=["amid", "before"]
+)
+def test_a_client_that_leaves_is_no_error_and_no_figure(
+    asked: dict[str, float], read: int, upstream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Recorder(upstream, free_port()).serving() as recorder:
-        body = json.dumps({"stream": True, "times": 50_000})
+        body = json.dumps({"stream": True, **asked})
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", recorder.port)) as leaving:
                 head = f"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
                 leaving.sendall(f"{head}{body}".encode())
-                leaving.recv(100)
+                leaving.recv(read)
         direct_http.post(f"{recorder.url}/generate", {"stream": True})
     assert len(recorder.records) == 4
     assert recorder.figures()["requests"] == 1
