@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench import REPOSITORY, demo, findings
+from bench.clients import report as clients
 from bench.lab.environment import hardware
 from bench.quality import report as quality
 from bench.quality.tasks import report as tasks
@@ -28,7 +29,7 @@ from bench.traces import tables as trace_tables
 from bench.transfers import report as transfers
 from bench.verify import report as verify
 
-DOCUMENTS = (REPOSITORY / "README.md", REPOSITORY / "docs" / "results.md")
+DOCUMENTS = tuple(REPOSITORY / name for name in ("README.md", "docs/results.md", "docs/clients.md"))
 
 _BLOCK = re.compile(
     r"<!-- results:(?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- /results:(?P=name) -->", re.DOTALL
@@ -143,6 +144,8 @@ BLOCKS: Mapping[str, Loader] = MappingProxyType(
         "same-bytes": _one("h200/same_bytes.json", lambda s: tables.same_bytes(s).markdown()),
         "pairs": _one("h200/same_bytes.json", lambda s: tables.pairs(s).markdown()),
         "l3": _one("l3/smollm2/l3.json", lambda s: tables.l3(s).markdown()),
+        "l3-heads-of-128": _one("l3/heads-of-128/l3.json", lambda s: tables.l3(s).markdown()),
+        "clients": _one("clients/cpu.json", lambda found: clients.table(found).markdown()),
         "sweep": _one("h200/sweep.json", lambda s: tables.sweep(s).markdown()),
         "traces": _traces,
         "replays": _replays,

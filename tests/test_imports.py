@@ -40,8 +40,15 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "bench.clock": {"bench", "bench.lab", "hiqcache", "loadtest"},
     "bench.findings": {"bench", "bench.lab", "bench.transfers", "hiqcache"},
     "bench.readme": {
-        *("bench", "bench.demo", "bench.quality", "bench.soak", "bench.tiers", "bench.traces"),
-        *("bench.findings", "bench.transfers", "bench.verify", "bench.lab", "hiqcache"),
+        *("bench", "bench.clients", "bench.demo", "bench.quality", "bench.soak", "bench.tiers"),
+        *(
+            "bench.traces",
+            "bench.findings",
+            "bench.transfers",
+            "bench.verify",
+            "bench.lab",
+            "hiqcache",
+        ),
     },
     "monitoring": {"bench", "bench.lab", "hiqcache"},
     "docker": {"hiqcache"},

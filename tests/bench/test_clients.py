@@ -13,6 +13,7 @@ import pytest
 
 from bench.clients.__main__ import compared
 from bench.clients.recorder import Record, Recorder
+from bench.clients.report import table
 from bench.lab.servers import free_port
 from hiqcache import direct_http
 
@@ -119,3 +120,14 @@ def test_what_is_more_than_a_twentieth_apart_does_not_agree() -> None:
         "requests": True,
         "ttft_s": False,
     }
+
+
+def test_a_report_says_how_far_apart_the_figures_are() -> None:
+    ours = {"requests": 24, "ttft_s": 0.100, "tpot_s": 0.010, "cached_tokens": 5000}
+    figures = compared({**ours, "ttft_s": 0.102}, ours)
+    without = {name: figures[name] for name in ("requests", "ttft_s")}
+    found = table({"arms": {"int8": {"openai": figures, "bench_multiturn": without}}})
+    assert found.rows == [
+        ["int8", "openai", "24 of 24", "102.0 / 100.0 (+2.0%)", "10.00 / 10.00", "5,000 / 5,000"],
+        ["int8", "bench_multiturn", "24 of 24", "102.0 / 100.0 (+2.0%)", "–", "–"],
+    ]
