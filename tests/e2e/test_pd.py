@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.lab.server_metrics import scrape
-from bench.lab.servers import Server
+from bench.lab.servers import Server, serving
 from hiqcache import direct_http
 from tests.e2e.conftest import MakeServer
 from tests.e2e.test_l3 import wait_for_pages
@@ -53,15 +53,14 @@ def test_l2_finds_in_storage_what_a_decode_server_wrote(
         *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake"),
         "--disaggregation-decode-enable-offload-kvcache",
     )
-    with make_server("int8", *args, *decode_mode, name="pd-decode", l2=False, **env) as decode:
-        decode.wait()
+    decode = make_server("int8", *args, *decode_mode, name="pd-decode", l2=False, **env)
+    server = make_server("int8", *args, name="pd-next", **env)
+    with serving(decode, server):
         answer = ask(decode, prompt, ANSWER + 1, **NOBODY)["output_ids"]
         assert len(answer) == ANSWER + 1
         wait_for_pages(decode, ANSWER // PAGE)
-    assert len(list(tmp_path.glob("*.bin"))) == ANSWER // PAGE
+        assert len(list(tmp_path.glob("*.bin"))) == ANSWER // PAGE
 
-    with make_server("int8", *args, name="pd-next", **env) as server:
-        server.wait()
         # It writes the prompt's pages, decode wrote those behind them: one chain of keys.
         first = ask(server, prompt, 1)
         assert first["meta_info"]["cached_tokens"] == 0
