@@ -28,6 +28,9 @@ class HiQCacheCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
         SGLang has no rule for torch_native there, and would take Triton's.
         """
+        parallel = sys.modules.get("sglang.srt.layers.dp_attention")
+        if parallel is not None:
+            parallel.memcpy_func = parallel.memcpy_cpu  # type: ignore[attr-defined]
         handlers = sys.modules.get("sglang.srt.models.deepseek_common.attention_backend_handler")
         if handlers is not None:
             handlers.AttentionBackendRegistry.register(

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from bench.demo import passages
 from bench.lab.server_metrics import scrape
 from hiqcache.codecs.formats import row_formats
-from hiqcache.record import Part, RecordLayout, latent_parts
+from hiqcache.record import Part, RecordLayout, kv_parts, latent_parts
 from tests.e2e.arms import Arm, check
 from tests.e2e.conftest import MakeServer
 from tests.e2e.tiny_models import tiny
@@ -32,12 +32,18 @@ BOUND = 0.4
 LEAST = 0.5
 
 #: Layers and parts of each model.
-SHAPES: dict[str, tuple[int, tuple[Part, ...]]] = {"mla": (3, latent_parts(512, 64))}
+SHAPES: dict[str, tuple[int, tuple[Part, ...]]] = {
+    "mla": (3, latent_parts(512, 64)),
+    "gemma3": (6, kv_parts(1, 256)),
+}
 
 CONFIGURATIONS = [
     ("mla", "bf16", "1", "page_first"),
     ("mla", "int8", "1", "page_first"),
     ("mla", "int8-rot", "16", "layer_first"),
+    # Its windows are in SGLang's plain pool.
+    ("gemma3", "int8", "1", "page_first"),
+    ("gemma3", "int4", "32", "layer_first"),
 ]
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DeepseekV2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+)
 
 #: Large enough for answers to differ by prompt.
 _SPREAD = 0.08
@@ -27,6 +33,36 @@ def tiny(family: str, folder: Path, tokenizer: Path) -> Path:
     model.save_pretrained(folder)
     known.save_pretrained(folder)
     return folder
+
+
+def _plain(**given: Any) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=4096,
+        # SGLang splits no model over stages whose embeddings are its head's weights.
+        tie_word_embeddings=False,
+        **given,
+    )
+
+
+def _gemma3(**given: Any) -> Gemma3TextConfig:
+    """Five layers of windows, shorter than the tests' prompts, and one without."""
+    return Gemma3TextConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=256,
+        sliding_window=64,
+        max_position_embeddings=4096,
+        **given,
+    )
 
 
 def _mla(**given: Any) -> DeepseekV2Config:
@@ -63,4 +99,4 @@ def _mla(**given: Any) -> DeepseekV2Config:
 
 
 #: Configurations by family.
-TINY: Mapping[str, Callable[..., Any]] = {"mla": _mla}
+TINY: Mapping[str, Callable[..., Any]] = {"plain": _plain, "gemma3": _gemma3, "mla": _mla}
