@@ -349,8 +349,9 @@ def main(argv: list[str]) -> None:
     if argv:
         command = ["-m", "hiqcache.cli", "doctor"]
         if planned:
-            command += ["--model", configuration.model, "--tp", str(configuration.tp)]
-            command += ["--ranks", str(configuration.ranks)]
+            command += ["--model", configuration.model]
+            command += ["--kv-cache-dtype", configuration.kv_cache_dtype]
+            command += ["--tp", str(configuration.tp), "--ranks", str(configuration.ranks)]
             command += ["--host-gb", str(gigabytes), "--page-size", str(configuration.page_size)]
     else:
         command = ["-m", "sglang.launch_server", *configuration.arguments()]

@@ -114,7 +114,97 @@ MAMBA2: Mapping[str, Any] = {
     "model_type": "mamba2",
     "architectures": ["Mamba2ForCausalLM"],
     "num_hidden_layers": 64,
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
     "torch_dtype": "bfloat16",
+}
+
+
+#: A plain model whose V is narrower than its K. No published one that SGLang serves is known.
+UNEQUAL: Mapping[str, Any] = {**QWEN3_8B, "num_hidden_layers": 2, "v_head_dim": 64}
+KIMI_LINEAR: Mapping[str, Any] = {
+    "model_type": "kimi_linear",
+    "architectures": ["KimiLinearForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "head_dim": 32,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    },
+    "torch_dtype": "bfloat16",
+}
+INKLING: Mapping[str, Any] = {
+    "model_type": "inkling_mm_model",
+    "architectures": ["InklingForConditionalGeneration"],
+    "text_config": {
+        "model_type": "inkling_model",
+        "num_hidden_layers": 4,
+        "local_layer_ids": [0, 1, 2],
+        "use_sconv": True,
+    },
+    "torch_dtype": "bfloat16",
+}
+DOTS3_NOTE: Mapping[str, Any] = {
+    "model_type": "dots3_note",
+    "architectures": ["Dots3NoteForCausalLM"],
+    "num_hidden_layers": 4,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V4: Mapping[str, Any] = {
+    "model_type": "deepseek_v4",
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "num_hidden_layers": 3,
+    "compress_ratios": [0, 4, 128],
+    "head_dim": 512,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+    "kv_source_layer_ids": [],
+    "torch_dtype": "bfloat16",
+}
+MINIMAX_M3: Mapping[str, Any] = {
+    "model_type": "minimax_m3_vl",
+    "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+    "text_config": {
+        "model_type": "minimax_m2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "hidden_size": 512,
+        "max_position_embeddings": 2048,
+        "vocab_size": 256,
+        "sparse_attention_config": {
+            "sparse_index_dim": 64,
+            "sparse_attention_freq": [0, 1, 1],
+            "sparse_disable_index_value": [0, 1, 1],
+        },
+    },
+    "torch_dtype": "bfloat16",
+}
+
+#: One of each family of the table (hiqcache/compatibility.py), and the tokens per page it needs.
+OF_FAMILY: Mapping[str, tuple[Mapping[str, Any], int]] = {
+    "plain": (QWEN3_8B, 1),
+    "unequal": (UNEQUAL, 1),
+    "mla": (DEEPSEEK_V3, 1),
+    "dsa": (GLM5, 64),
+    "sliding": (GPT_OSS_20B, 1),
+    "linear": (QWEN3_NEXT, 1),
+    "linear_mla": (KIMI_LINEAR, 1),
+    "linear_sliding": (INKLING, 1),
+    "mla_sliding": (DOTS3_NOTE, 1),
+    "deepseek_v4": (DEEPSEEK_V4, 256),
+    "sparse": (MINIMAX_M3, 1),
+    "state": (MAMBA2, 1),
 }
 
 

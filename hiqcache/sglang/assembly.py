@@ -84,7 +84,7 @@ class Assembly:
     def attach_hybrid_pool_to_unified_cache(
         self, original: Any, cache: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        from sglang.srt.runtime_context import get_disagg, get_memory
+        from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel
 
         memory = get_memory()
         asked = self._settings.retraction == "quantised"
@@ -104,12 +104,9 @@ class Assembly:
 
         kvcache = params.token_to_kv_pool_allocator.get_kvcache()
         states = getattr(params.req_to_token_pool, "mamba_pool", None)
-        require_family(
-            family_of(kvcache, states is not None),
-            type(kvcache).__name__,
-            adapter().LATENT,
-            self._settings.allow_untried,
-        )
+        family = family_of(kvcache, states is not None, get_parallel().pp_size)
+        untried = self._settings.allow_untried
+        require_family(family, type(kvcache).__name__, adapter().LATENT, untried)
         if not asked:
             require_l2_alone(get_disagg().disaggregation_decode_retraction_backup)
         factor = Fraction(1)

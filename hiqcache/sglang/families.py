@@ -17,10 +17,11 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from hiqcache.compatibility import FAMILIES, Family
 
 
-def family_of(kvcache: Any, states: bool) -> Family | None:
-    """The family that ``kvcache``, a server's device pool, is of; None for one of no family.
+def family_of(kvcache: Any, states: bool, stages: int) -> Family | None:
+    """The family that ``kvcache``, a rank's device pool, is of; None for one of no family.
 
-    states: whether recurrent states are kept beside it.
+    states: whether recurrent states are kept beside it. stages: of the pipeline; one of several may
+    have no attention where its model has some.
     """
     if isinstance(kvcache, DeepSeekV4TokenToKVPool):
         return FAMILIES["deepseek_v4"]
@@ -40,5 +41,5 @@ def family_of(kvcache: Any, states: bool) -> Family | None:
     if windows:
         return FAMILIES["linear_sliding" if states else "sliding"]
     if states:
-        return FAMILIES["linear"]
+        return FAMILIES["linear" if full.layer_num or stages > 1 else "state"]
     return FAMILIES["plain" if full.head_dim == full.v_head_dim else "unequal"]

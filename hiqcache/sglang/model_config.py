@@ -119,7 +119,8 @@ def _family_of(config: Any) -> Family:
     elif state:
         key = "linear"
     else:
-        key = "unequal" if config.has_asymmetric_kv else "plain"
+        # Not has_asymmetric_kv, which counts windows of other widths in a pool that has none.
+        key = "plain" if config.head_dim == config.v_head_dim else "unequal"
     return FAMILIES[key]
 
 

@@ -15,6 +15,7 @@ import pytest
 from bench.lab.servers import CPU_ARGS
 from hiqcache.compatibility import UnsupportedError
 from hiqcache.settings import Settings
+from tests.deploy.launched import ranks_of_a_host
 from tests.model_folders import (
     DEEPSEEK_V3,
     GEMMA3_4B,
@@ -26,6 +27,7 @@ from tests.model_folders import (
     without,
     write,
 )
+from tests.sglang.assembled import apart
 
 REPOSITORY = Path(__file__).parents[2]
 ENTRYPOINT = REPOSITORY / "docker" / "entrypoint.py"
@@ -128,6 +130,35 @@ def test_it_refuses_an_l2_that_does_not_fit_the_memory(
     assert "GPU_SERVER_MEMORY" in said
 
 
+def test_a_ratio_that_does_not_fit_is_advised_to_lower_what_is_set(
+    entrypoint: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HIQCACHE_CODEC": "int8"}
+    given |= {"HICACHE_RATIO": "3", "MAX_TOTAL_TOKENS": str(10**9)}
+    said = refused_here(entrypoint, monkeypatch, capsys, [], **given)
+    assert f"L2 takes {3 * 147_456:.2f} GB" in said
+    assert "lower HICACHE_RATIO or MAX_TOTAL_TOKENS, or raise" in said
+    assert "HICACHE_GB" not in said
+
+
+def test_the_doctor_hears_what_the_pool_is_planned_of(
+    entrypoint: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: started.extend(command))
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "HIQCACHE_CODEC": "int4", "TP": "2"}
+    given |= {"SGLANG_PLATFORM": "hiqcache_cpu", "HICACHE_GB": "1"}
+    given |= {"SGLANG_ARGS": "--page-size 64 --pp-size 2 --kv-cache-dtype fp8_e4m3"}
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **given})
+    entrypoint.main(["doctor"])
+    model = ["--model", str(tmp_path), "--kv-cache-dtype", "fp8_e4m3", "--tp", "2", "--ranks", "4"]
+    pool = ["--host-gb", "1.0", "--page-size", "64"]
+    assert started[1:] == ["-m", "hiqcache.cli", "doctor", *model, *pool]
+
+
 def test_the_doctor_of_a_model_on_the_hub_refuses_it_too(
     entrypoint: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,20 +197,25 @@ def test_ranks_are_those_of_one_host(entrypoint: ModuleType, more: str, ranks: i
     assert read({"MODEL": "m", "TP": "16", "SGLANG_ARGS": more}).ranks == ranks
 
 
-@pytest.mark.parametrize("more", ["", "--nnodes 2", "--pp-size 2", "--pp-size=4 --nnodes=2"])
-def test_ranks_are_counted_as_sglang_counts_them(entrypoint: ModuleType, more: str) -> None:
-    """Of one replica: SGLang's launch width over its nodes, by its own parser."""
-    import argparse
-
-    from sglang.srt.runtime_context import launch_world_size_of
-    from sglang.srt.server_args import ServerArgs
-
-    read = entrypoint.Configuration.from_env({"MODEL": "m", "TP": "8", "SGLANG_ARGS": more})
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    given = parser.parse_args(read.arguments())
-    names = vars(given) | {"ep_join_rank_offset": 0}
-    assert read.ranks == launch_world_size_of(argparse.Namespace(**names)) // given.nnodes
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "--nnodes 2 --dist-init-addr 127.0.0.1:9",
+        "--pp-size 2",
+        "--pp-size=4 --nnodes=2 --dist-init-addr 127.0.0.1:9",
+        "--dp-size 2",
+        "--data-parallel 3 --pipeline-parallel 2",
+        "--enable-dp-attention --dp-size 2",
+        "--attn-dp-size 2",
+    ],
+)
+def test_ranks_are_counted_as_sglang_counts_them(
+    entrypoint: ModuleType, more: str, tmp_path: Path
+) -> None:
+    given = {"MODEL": str(write(tmp_path, QWEN3_8B)), "TP": "8", "SGLANG_PLATFORM": "hiqcache_cpu"}
+    read = entrypoint.Configuration.from_env({**given, "SGLANG_ARGS": more})
+    assert read.ranks == apart(ranks_of_a_host, read.arguments())
 
 
 def test_keys_stay_out_of_the_log(entrypoint: ModuleType) -> None:

@@ -43,7 +43,6 @@ CONFIGURATIONS = [
     ("mla", "int8-rot", "16", "layer_first"),
     # Its windows are in SGLang's plain pool.
     ("gemma3", "int8", "1", "page_first"),
-    ("gemma3", "int4", "32", "layer_first"),
 ]
 
 

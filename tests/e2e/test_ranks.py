@@ -36,14 +36,13 @@ class Ranks(NamedTuple):
 
 
 TENSORS = {("0", "0", "0"): (5, 1), ("1", "0", "0"): (5, 1)}
-STAGES = {("0", "0", "0"): (3, 2), ("0", "1", "0"): (2, 2)}
+STAGES = {("0", "0", "0"): (2, 2), ("0", "1", "0"): (3, 2)}
 
 GROUPS = ("--tp-size", "2", "--attn-dp-size", "2")
 APART = {("0", "0", "0"): (5, 2), ("1", "0", "1"): (5, 2)}
 
 RANKS = {
     "tp-int8": Ranks("int8", 1, ("--tp-size", "2"), TENSORS),
-    "tp-int4": Ranks("int4", 32, ("--tp-size", "2"), TENSORS),
     "pp-int8": Ranks("int8", 16, ("--pp-size", "2"), STAGES),
     # An L1 of half the tokens, since each group has half of the prompts.
     "dp-int8": Ranks("int8", 16, (*GROUPS, "--max-total-tokens", "512"), APART, dp_ranks=2),
