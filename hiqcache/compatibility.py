@@ -132,6 +132,7 @@ FAMILIES: Mapping[str, Family] = by_key(
         tested=(
             Evidence("trained", "SmolLM2-135M", "CPU", _E2E),
             Evidence("trained", "SmolLM2-135M", "H200", "results/h200/server_smollm2.json"),
+            Evidence("random", "a tiny Gemma 3", "CPU", _MODELS),
             Evidence("random", "Qwen3-8B's shape", "H200", "results/h200/server.json"),
         ),
     ),

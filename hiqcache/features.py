@@ -14,6 +14,7 @@ from hiqcache.storage.backends import REFUSED, SERVED
 
 _REFUSALS = "tests/sglang/test_refusals.py::"
 _ASSEMBLY = "tests/sglang/test_assembly.py::"
+_RANKS = "tests/e2e/test_ranks.py::test_restored_answers"
 
 #: What a server may be asked for beside its model, by key.
 FEATURES: Mapping[str, Entry] = by_key(
@@ -22,17 +23,26 @@ FEATURES: Mapping[str, Entry] = by_key(
         "Tensor parallelism (--tp-size)",
         tested=(
             Evidence("random", "Qwen3-8B's shape", "2 x H200", "results/h200/server_tp2.json"),
+            Evidence("random", "a tiny Llama on two ranks", "CPU", _RANKS),
         ),
     ),
     Entry(
         "pp",
         "Pipeline parallelism (--pp-size)",
         tested=(
+            Evidence("random", "a tiny Llama on two stages", "CPU", _RANKS),
             Evidence(
                 "unit",
                 "stages get equal slots, by SGLang's assembly",
                 "CPU",
                 _ASSEMBLY + "test_pipeline_stages_get_equal_slots_without_asking_each_other",
+            ),
+            Evidence(
+                "unit",
+                "of a fixed size too, in a group that asks each other",
+                "CPU",
+                "tests/sglang/test_stages.py::"
+                "test_stages_hold_the_same_slots_within_the_bytes_of_each",
             ),
         ),
     ),

@@ -40,17 +40,11 @@ def client_of(url: str) -> OpenAI:
 
 
 def complete(
-    client: OpenAI,
-    prompt: str | list[int],
-    max_tokens: int,
-    model: str = "default",
-    **further: Any,
+    client: OpenAI, prompt: str | list[int], max_tokens: int, model: str = "default"
 ) -> Completion:
     """Stream a greedy completion of ``prompt`` (text or token ids) by ``model``.
 
     SGLang serves one model and takes any name for it; a router does not.
-
-    further: fields of SGLang's own in the request.
 
     Raises openai.OpenAIError where the server fails, RuntimeError for a stream that ended early.
     """
@@ -63,7 +57,7 @@ def complete(
         logprobs=0,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"return_cached_tokens_details": True, **further},
+        extra_body={"return_cached_tokens_details": True},
     )
     tokens: list[str] = []
     logprobs: list[float] = []

@@ -24,18 +24,10 @@ class HiQCacheCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "torch_native"
 
     def post_load_model(self, model: Any) -> None:
-        """Fill in what SGLang has no rule for on this platform, of what torch_native can do.
+        """Have latent attention computed on the latent rows, which torch_native can.
 
-        Latent attention is computed on the latent rows; SGLang would take Triton's. DP attention
-        pads a group's batch, whose padding tokens are given a length as Triton's backend gives it,
-        and copies rows by indexing, which SGLang does on its own CPU platform.
+        SGLang has no rule for torch_native there, and would take Triton's.
         """
-        from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-
-        TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = lambda _: 1
-        parallel = sys.modules.get("sglang.srt.layers.dp_attention")
-        if parallel is not None:
-            parallel.memcpy_func = parallel.memcpy_cpu  # type: ignore[attr-defined]
         handlers = sys.modules.get("sglang.srt.models.deepseek_common.attention_backend_handler")
         if handlers is not None:
             handlers.AttentionBackendRegistry.register(

@@ -12,10 +12,7 @@ ANSWER_TOKENS = 8
 
 
 class Arm:
-    """A server of a model of ``family``, and what it answered. Prompts are token ids.
-
-    dp_ranks: groups of DP attention, which are asked for the prompts in turn.
-    """
+    """A server of a model of ``family``, and what it answered. Prompts are token ids."""
 
     def __init__(
         self,
@@ -25,24 +22,18 @@ class Arm:
         prompts: list[list[int]],
         family: str = "plain",
         item_bytes: int = 2,
-        dp_ranks: int = 1,
     ) -> None:
         """item_bytes: of an element of L1's rows."""
         self.family, self.item_bytes = family, item_bytes
         self.server, self.codec, self.page_size = server, codec, page_size
         self.client = client_of(server.url)
         self.prompts = prompts
-        routed = dp_ranks > 1  # SGLang takes the field of no other server
-        self.routes = [
-            {"routed_dp_rank": number % dp_ranks} if routed else {}
-            for number in range(len(prompts))
-        ]
-        self.references = list(map(self.reference, prompts, self.routes))
+        self.references = [self.reference(prompt) for prompt in prompts]
 
-    def ask(self, prompt: list[int], route: dict[str, int]) -> Completion:
-        return complete(self.client, prompt, ANSWER_TOKENS, **route)
+    def ask(self, prompt: list[int]) -> Completion:
+        return complete(self.client, prompt, ANSWER_TOKENS)
 
-    def reference(self, prompt: list[int], route: dict[str, int]) -> Completion:
+    def reference(self, prompt: list[int]) -> Completion:
         """The answer from L1, after the prompt without its last token was asked cold.
 
         With its last token, L1 would bring that token's rows as the cold prefill computed them,
@@ -50,8 +41,8 @@ class Arm:
         stores what is asked again.
         """
         for _ in range(2):
-            complete(self.client, prompt[:-1], 1, **route)
-        reference = self.ask(prompt, route)
+            complete(self.client, prompt[:-1], 1)
+        reference = self.ask(prompt)
         assert reference.host_tokens == 0
         assert reference.device_tokens == (len(prompt) - 1) // self.page_size * self.page_size
         return reference
@@ -60,10 +51,8 @@ class Arm:
     def restored(self) -> list[Answer]:
         """Every prompt again, in an order in which each has left L1; those that came from L2."""
         answers = [
-            Answer(self.ask(prompt, route), reference)
-            for prompt, route, reference in zip(
-                self.prompts, self.routes, self.references, strict=True
-            )
+            Answer(self.ask(prompt), reference)
+            for prompt, reference in zip(self.prompts, self.references, strict=True)
         ]
         return [answer for answer in answers if answer.restored]
 

@@ -24,28 +24,18 @@ pytestmark = pytest.mark.e2e
 class Ranks(NamedTuple):
     """How a model of 5 layers and 2 KV heads of 64 is split.
 
-    shares: layers and heads of each rank, by tp_rank, pp_rank and dp_rank.
-    dp_ranks: groups that hold different prompts.
+    shares: layers and heads of each rank, by tp_rank and pp_rank.
     """
 
     codec: str
     page_size: int
     arguments: tuple[str, ...]
-    shares: dict[tuple[str, str, str], tuple[int, int]]
-    dp_ranks: int = 1
+    shares: dict[tuple[str, str], tuple[int, int]]
 
-
-TENSORS = {("0", "0", "0"): (5, 1), ("1", "0", "0"): (5, 1)}
-STAGES = {("0", "0", "0"): (2, 2), ("0", "1", "0"): (3, 2)}
-
-GROUPS = ("--tp-size", "2", "--attn-dp-size", "2")
-APART = {("0", "0", "0"): (5, 2), ("1", "0", "1"): (5, 2)}
 
 RANKS = {
-    "tp-int8": Ranks("int8", 1, ("--tp-size", "2"), TENSORS),
-    "pp-int8": Ranks("int8", 16, ("--pp-size", "2"), STAGES),
-    # An L1 of half the tokens, since each group has half of the prompts.
-    "dp-int8": Ranks("int8", 16, (*GROUPS, "--max-total-tokens", "512"), APART, dp_ranks=2),
+    "tp-int8": Ranks("int8", 1, ("--tp-size", "2"), {("0", "0"): (5, 1), ("1", "0"): (5, 1)}),
+    "pp-int8": Ranks("int8", 16, ("--pp-size", "2"), {("0", "0"): (2, 2), ("0", "1"): (3, 2)}),
 }
 
 
@@ -69,7 +59,7 @@ def served(
         server.wait()
         tokenizer = AutoTokenizer.from_pretrained(model)
         prompts = [tokenizer(text)["input_ids"][:125] for text in passages(model, 16)]
-        yield ranks, Arm(server, ranks.codec, ranks.page_size, prompts, dp_ranks=ranks.dp_ranks)
+        yield ranks, Arm(server, ranks.codec, ranks.page_size, prompts)
 
 
 def test_restored_answers(served: tuple[Ranks, Arm]) -> None:
@@ -81,7 +71,7 @@ def test_each_rank_says_what_it_holds_and_none_holds_fewer_tokens(
 ) -> None:
     ranks, arm = served
     assert arm.restored
-    found = by_labels(page_of(arm.server), ("tp_rank", "pp_rank", "dp_rank"), "hiqcache_")
+    found = by_labels(page_of(arm.server), ("tp_rank", "pp_rank"), "hiqcache_")
     assert found.keys() == ranks.shares.keys()
     for rank, (layers, heads) in ranks.shares.items():
         rows = row_formats(ranks.codec, kv_parts(heads, 64))
@@ -89,7 +79,5 @@ def test_each_rank_says_what_it_holds_and_none_holds_fewer_tokens(
         assert found[rank]["l2_bytes_per_token"] == layout.bytes_per_token
     counted = ["l2_capacity_tokens", "backup_tokens_total", "restore_tokens_total"]
     assert min(values[name] for values in found.values() for name in counted) > 0
-    if ranks.dp_ranks > 1:
-        counted = ["l2_capacity_tokens"]
     first, *others = [[values[name] for name in counted] for values in found.values()]
     assert all(other == first for other in others)

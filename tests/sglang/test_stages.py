@@ -80,12 +80,9 @@ def test_stages_hold_the_same_slots_within_the_bytes_of_each(
         assert slots[0] == slots[1]
         # SGLang adds a page to each pool.
         spare = [
-            sum(pool.bytes_per_slot for pool in stage.pools.values()) * page_size
-            for stage in found
+            sum(pool.bytes_per_slot for pool in stage.pools.values()) * page_size for stage in found
         ]
-        assert all(
-            stage.bytes <= GIGABYTE + more for stage, more in zip(found, spare, strict=True)
-        )
+        assert all(stage.bytes <= GIGABYTE + more for stage, more in zip(found, spare, strict=True))
     for name, pool in ours[0].pools.items():
         gain = pool.slots / stock[0].pools[name].slots
         assert gain > (1 if shape is recurrent else 1.8), name
