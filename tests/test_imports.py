@@ -85,6 +85,11 @@ def words(source: str) -> set[str]:
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
+def attributes(source: str) -> set[str]:
+    """Names that ``source`` asks an object for."""
+    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+
+
 def takes_proxies(source: str) -> bool:
     """Whether a client that ``source`` makes reads proxies from the environment.
 
@@ -218,6 +223,17 @@ def test_the_original_design_is_named_where_it_is_made_and_compared(
         *("hiqcache.transfers.mover", "hiqcache.sglang.transfer"),
         *("hiqcache.sglang.storage", "hiqcache.sglang.support"),
     }
+
+
+def test_the_kv_shape_is_read_of_a_configuration_in_one_place(sources: dict[str, str]) -> None:
+    """As SGLang reads it: another reading misses a class's defaults, and other names of a key."""
+    keys = {"num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"}
+    reading = {
+        module for module, source in sources.items() if (words(source) | attributes(source)) & keys
+    }
+    # SGLang's ModelConfig has a method for it; two modules write configurations.
+    writing = {"bench.lab.tiny_model", "bench.models.families"}
+    assert reading - writing == {"hiqcache.model"}
 
 
 def test_nothing_asks_a_server_by_a_proxy(

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from bench.codec_study.quantisers import Place
+from hiqcache.model import read_model
 
 #: Restored K and V of fp32 rows ``[heads, tokens, width]``.
 Codec = Callable[[torch.Tensor, torch.Tensor, Place], tuple[torch.Tensor, torch.Tensor]]
@@ -24,11 +25,9 @@ class Subject:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         config = self._model.config
-        self.layers: int = config.num_hidden_layers
-        self.heads: int = config.num_key_value_heads
-        self.width: int = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
+        rows = read_model(folder).geometry
+        self.layers: int = rows.layers
+        self.heads, self.width = rows.parts[0].heads, rows.parts[0].width
         self._theta: float = config.rope_parameters["rope_theta"]
 
     def place(self, layer: int) -> Place:
