@@ -22,25 +22,25 @@ class Arm:
         prompts: list[list[int]],
         family: str = "plain",
         item_bytes: int = 2,
+        askings: int = 1,
     ) -> None:
-        """item_bytes: of an element of L1's rows."""
+        """item_bytes: of an element of L1's rows. askings: after which a prompt is stored in L2."""
         self.family, self.item_bytes = family, item_bytes
         self.server, self.codec, self.page_size = server, codec, page_size
         self.client = client_of(server.url)
         self.prompts = prompts
-        self.references = [self.reference(prompt) for prompt in prompts]
+        self.references = [self.reference(prompt, askings) for prompt in prompts]
 
     def ask(self, prompt: list[int]) -> Completion:
         return complete(self.client, prompt, ANSWER_TOKENS)
 
-    def reference(self, prompt: list[int]) -> Completion:
+    def reference(self, prompt: list[int], askings: int) -> Completion:
         """The answer from L1, after the prompt without its last token was asked cold.
 
         With its last token, L1 would bring that token's rows as the cold prefill computed them,
-        where a restored prefix computes them as one token. Twice, since write_through_selective
-        stores what is asked again.
+        where a restored prefix computes them as one token.
         """
-        for _ in range(2):
+        for _ in range(askings):
             complete(self.client, prompt[:-1], 1)
         reference = self.ask(prompt)
         assert reference.host_tokens == 0

@@ -9,6 +9,7 @@ import pytest
 
 from bench.lab.models import prepare
 from bench.lab.servers import CPU_ARGS, CPU_ENV, Server
+from tests.e2e.forking import ForkingServer
 
 #: L1 of the servers under test, in tokens.
 L1_TOKENS = 1024
@@ -23,7 +24,10 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def make_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeServer:
-    """A server of ``codec`` with further SGLang arguments; not yet started."""
+    """A server of ``codec`` with further SGLang arguments; not yet started.
+
+    ``spawns``: whether it starts as SGLang does; else its processes are forked (forking.py).
+    """
 
     def make(
         codec: str,
@@ -31,11 +35,12 @@ def make_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeSe
         name: str = "server",
         folder: Path = model,
         l2: bool = True,
+        spawns: bool = False,
         **env: str,
     ) -> Server:
         log = tmp_path_factory.mktemp(name) / "server.log"
         sizes = ("--max-total-tokens", str(L1_TOKENS), "--hicache-ratio", "3")
-        return Server(
+        return (Server if spawns else ForkingServer)(
             f"{codec} {name}",
             folder,
             log,

@@ -106,6 +106,7 @@ def test_a_process_killed_amid_transfers_ends_all_and_loses_cache_alone(
     server = soak.server
     assert server.process is not None
     family = psutil.Process(server.process.pid).children(recursive=True)
+    assert family, "the server should have children"
     pid = scheduler_of(soak).pid if victim == "scheduler" else server.process.pid
     before = scrape(server)
     failed = threading.Event()
@@ -132,8 +133,12 @@ def test_a_process_killed_amid_transfers_ends_all_and_loses_cache_alone(
         server.process.wait(60)
         for task in asking:
             task.result(60)
-    _, alive = psutil.wait_procs(family, timeout=30)
+    gone, alive = psutil.wait_procs(family, timeout=30)
     assert not alive, "processes that hold memory outlive the server"
+    assert len(gone) == len(family)
+    if victim == "server":
+        with pytest.raises(ProcessLookupError):
+            os.killpg(server.process.pid, 0)
     if victim == "scheduler":
         assert "killed" in server.log.read_text().lower() or server.process.returncode != 0
     server.start()

@@ -66,7 +66,7 @@ def arm(
     with server:
         server.wait()
         tokenizer = AutoTokenizer.from_pretrained(model)
-        prompts = [tokenizer(text)["input_ids"][:125] for text in passages(model, 16)]
+        prompts = [tokenizer(text)["input_ids"][:125] for text in passages(model, 13)]
         yield Arm(server, codec, int(page_size), prompts, family)
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.lab.server_metrics import scrape
-from bench.lab.servers import CPU_ARGS, CPU_ENV, Server, serving
+from bench.lab.servers import CPU_ARGS, CPU_ENV, serving
 from bench.traces.replay import simulate
 from bench.traces.two_tiers import Hit, TwoTierCache
 from hiqcache import direct_http
+from tests.e2e.forking import ForkingServer
 
 #: The real server's tiers: L1 in tokens, and how much larger L2 is.
 L1, RATIO = 512, 2.5
@@ -84,7 +85,7 @@ def test_a_real_server_hits_what_the_simulation_hits(
     page_size: int, quick_model: Path, tmp_path: Path
 ) -> None:
     """Prompts of 24-token blocks that branch and return, ten times the capacity of L2."""
-    server = Server(
+    server = ForkingServer(
         "simulated",
         quick_model,
         tmp_path / "server.log",
@@ -119,7 +120,7 @@ def test_a_real_server_hits_what_the_simulation_hits(
     assert hits == simulate(asked, L1, l2, page_size)
 
 
-def _ask(server: Server, prompt: list[int]) -> Hit:
+def _ask(server: ForkingServer, prompt: list[int]) -> Hit:
     sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
     sent = {"input_ids": prompt, "sampling_params": sampling}
     answer = direct_http.post(f"{server.url}/generate", sent, timeout=120).json()
