@@ -25,7 +25,7 @@ from bench.transfers.targets import TOKENS
 from bench.transfers.timing import pcie_ceiling
 from hiqcache.codecs import get_codec
 from hiqcache.record import Order, RecordLayout, latent_parts, tokens_in_gigabytes
-from hiqcache.transfers.base import Arena, Transfer
+from hiqcache.transfers.base import Arena, Transfer, as_blocks
 
 LATENT, ROPE = 512, 64
 MODELS = {"DeepSeek-V2-Lite": 27, "DeepSeek-V3": 61}
@@ -80,7 +80,7 @@ def ours(name: str, transfer: str, rows: list[torch.Tensor], host: torch.Tensor)
     return Contender(
         name,
         transfer,
-        cls(codec, arena, parts),
+        cls(codec, arena, as_blocks(parts)),
         layout.bytes_per_token,
         pages * PAGE,
         PAGE,

@@ -405,6 +405,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sglang:hicache_backup_tokens_total"),
     Metric("sglang:hicache_host_total_tokens"),
     Metric("sglang:hicache_host_used_tokens"),
+    Metric("sglang:load_back_duration_seconds"),
     Metric("sglang:load_back_bytes_total"),
     Metric("sglang:load_back_tokens_total"),
     Metric("sglang:max_total_num_tokens"),
