@@ -18,14 +18,12 @@ from hiqcache.transfers.auto import auto_transfer
 #: HiCache on a GPU. SGLang's own default (--page-size) is 1.
 PAGE_SIZE = 64
 
-
-def ways(page_size: int) -> tuple[tuple[str, str], ...]:
-    """Codecs and transfers, in a plan's order: on a GPU whose driver has batched copies."""
-    return (
-        (STOCK, "stock"),
-        *((codec, auto_transfer(codec, "cuda", page_size)) for codec in CODEC_NAMES),
-        ("int8", "mover"),
-    )
+#: Codecs by transfer, in the order of a plan: on a GPU whose driver has batched copies.
+WAYS: tuple[tuple[str, str], ...] = (
+    (STOCK, "stock"),
+    *((codec, auto_transfer(codec, "cuda")) for codec in CODEC_NAMES),
+    ("int8", "mover"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def plan(model: Model, host_gb: float, page_size: int = PAGE_SIZE) -> list[Row]:
         raise ValueError(f"the page size must be at least 1, not {page_size}.")
     shares = gigabytes_of(model, host_gb)
     rows: list[Row] = []
-    for codec, transfer in ways(page_size):
+    for codec, transfer in WAYS:
         refusal, kept = model.refusal(codec), []
         refused = refusal.reason if refusal else ""
         for pool in model.pools:

@@ -37,7 +37,7 @@ class Settings:
     """What the operator asked for.
 
     codec: ``bf16`` keeps SGLang's own pool; any other name is a codec of ``hiqcache.codecs``.
-    transfer: ``auto`` is hiqcache.transfers.auto's rule: dma or fused on CUDA, torch elsewhere.
+    transfer: ``auto`` picks fused on CUDA (int4: dma where the driver has it), torch elsewhere.
     sizing: what ``--hicache-ratio`` fixes. ``bytes``: the pool takes the bytes that SGLang's own
         pool would have taken, and holds more tokens. ``tokens``: it holds the tokens that SGLang's
         own pool would have held, in fewer bytes. ``--hicache-size`` means bytes either way.

@@ -53,7 +53,7 @@ def test_plan_behind_an_fp8_kv_cache(model: Path, capsys: pytest.CaptureFixture[
     lines = [line.split() for line in printed.splitlines()]
     assert ["bf16", "stock", "73,728", "108,544", "1.000x"] in lines
     assert ["int4", "dma", "41,526", "192,704", "1.775x"] in lines
-    assert "int8      dma       not served: rows of float8_e4m3fn: a row of INT8 takes" in printed
+    assert "int8      fused     not served: rows of float8_e4m3fn: a row of INT8 takes" in printed
 
 
 def test_pages_are_those_that_sglang_recommends(
@@ -79,7 +79,7 @@ def test_plan_serves_gemma_3(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["plan", "--model", str(write(tmp_path, GEMMA3_4B)), "--host-gb", "8"]) == 0
     printed = capsys.readouterr().out
     assert "34 layers of k 4 x 256, v 4 x 256" in printed
-    assert ["int8", "dma"] in [line.split()[:2] for line in printed.splitlines()]
+    assert ["int8", "fused"] in [line.split()[:2] for line in printed.splitlines()]
     assert "not served" not in printed
 
 
@@ -173,7 +173,7 @@ def test_all_pools_of_a_model_grow_by_one_factor_within_the_same_bytes(
 ) -> None:
     served = replace(FAMILIES["sliding"], refused="")
     model = Model(Path("model"), served, pools, "a test", state_share=state)
-    rows = [row for row in plan(model, 50) if row.codec == "int8" and row.transfer == "dma"]
+    rows = [row for row in plan(model, 50) if row.codec == "int8" and row.transfer == "fused"]
     assert [row.pool for row in rows] == [pool.label for pool in pools]
     assert [row.gain for row in rows] == pytest.approx([gain] * len(rows), rel=1e-3)
     taken = sum(row.tokens * row.bytes_per_token for row in rows) / 1e9

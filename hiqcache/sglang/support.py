@@ -245,7 +245,7 @@ def require_transfer(transfer: str, device: torch.device, codec: Codec, page_siz
             "stores whole pages. Unset HIQCACHE_TRANSFER, or set HIQCACHE_CODEC=int8."
         )
     if transfer == "auto":
-        return auto_transfer(codec.name, device.type, page_size, missing_batches() is None)
+        return auto_transfer(codec.name, device.type, missing_batches() is None)
     if transfer != "torch" and device.type != "cuda":
         raise UnsupportedError(
             f"HIQCACHE_TRANSFER={transfer} needs a CUDA device; the KV cache is on {device}. Unset "
