@@ -1,4 +1,4 @@
-"""The stored format, byte for byte, on every device."""
+"""The stored format, byte for byte; where a rotation is summed on a GPU, within the codec's bound."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def test_the_same_bytes_everywhere(vector: dict[str, Any], device: torch.device)
     rows = from_hex(vector["rows"], dtype, shape)
     codes, scales = stores.encode(rows.to(device))
     assert (codes.dtype, scales.dtype) == (stored.codes_dtype, stored.scales_dtype)
+    if device.type != "cpu" and codec.name != "int8":
+        # A sum in another order may round to a neighbouring code or scale (RowCodec).
+        restored = stores.decode(codes, scales, dtype).cpu()
+        # Of what holds a NaN or an infinity it is NaN.
+        assert not (stores.excess(rows, restored) > 0).any()
+        assert torch.equal(restored.isnan(), from_hex(vector["restored"], dtype, shape).isnan())
+        return
     lead = shape[:-2]
     wanted = from_hex(vector["codes"], stored.codes_dtype, [*lead, *stored.codes])
     assert torch.equal(bits(codes), bits(wanted))

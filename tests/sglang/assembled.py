@@ -312,6 +312,21 @@ def stored_l2(codec: str, shape: Shape) -> tuple[str, int, str]:
         return _stored(shape)
 
 
+def sparse_attention(codec: str, shape: Shape) -> tuple[str, list[str]]:
+    """The kind of L2's pool, and then the classes that HiSparse makes its host pools of.
+
+    Call by ``apart``.
+    """
+    _published({}, codec, {}, 0, Assembled())
+    with building("l2"):
+        kind, *_ = _stored(shape)
+    from sglang.srt.managers import hisparse_coordinator as sparse
+
+    used = sparse.HiSparseMHATokenToKVPoolHost, sparse.MLATokenToKVPoolHost
+    every = [base for cls in used for base in cls.__mro__ if base.__name__.endswith("PoolHost")]
+    return kind, [f"{base.__module__}.{base.__name__}" for base in every]
+
+
 def _stored(shape: Shape, **label: str) -> tuple[str, int, str]:
     kvcache = shape(16).token_to_kv_pool_allocator.get_kvcache()
     mla = isinstance(kvcache, MLATokenToKVPool)

@@ -24,6 +24,7 @@ from tests.sglang.assembled import (
     recurrent,
     refused,
     sliding,
+    sparse_attention,
     staged,
     stored_l2,
     without_l2,
@@ -203,6 +204,15 @@ def test_decode_offload_writes_what_prefill_s_l2_reads(shape: Shape) -> None:
     stock = apart(offloaded, "bf16", shape)
     assert "Quantised" not in stock[0]
     assert written[1] < stock[1]
+
+
+@pytest.mark.parametrize("shape", [s for s in (plain, latent) if s in SHAPES])
+def test_host_pools_of_sparse_attention_stay_sglang_s_own(shape: Shape) -> None:
+    kind, classes = apart(sparse_attention, "int8", shape)
+    assert "Quantised" in kind
+    assert classes
+    assert all(name.startswith("sglang.srt.mem_cache.pool_host.") for name in classes)
+    assert not any("Quantised" in name or "Copy" in name for name in classes)
 
 
 def test_offload_of_several_pools_is_refused() -> None:
