@@ -1,4 +1,4 @@
-"""The stored format, byte for byte; where a rotation is summed on a GPU, within the codec's bound."""
+"""The stored format, byte for byte; where a GPU sums a rotation, within the codec's bound."""
 
 from __future__ import annotations
 
